@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What including heed costs a compiler: seconds and memory of one file, medians of three, beside the standard
-// headers alone.
+// Measures what including heed costs a compiler: seconds and memory of one file, medians of three,
+// beside the standard headers alone.
 //   heed_compile_cost FOLDER COMPILER FLAG...      FOLDER takes the files that are compiled
 
 #include <algorithm>
@@ -25,8 +25,8 @@ struct Unit {
 };
 
 struct Cost {
-  double seconds;    // of processor time: what else runs touches it least
-  double megabytes;  // resident at the most
+  double seconds;    // processor time, which other programs disturb least
+  double megabytes;  // most memory resident at a time
 };
 
 std::string includes(const std::vector<std::string>& headers) {
@@ -35,7 +35,7 @@ std::string includes(const std::vector<std::string>& headers) {
   return text;
 }
 
-// Forward and backward of Dar<float>, with whichever header declares them.
+// Code that calls forward and backward of Dar<float>, with the given header for both.
 std::string both_calls(const std::string& header) {
   return includes({header, "heed/ops/dar.hpp"}) + R"(
 void both(const heed::Dar<float>& op, const heed::Inputs<float>& in, const heed::TensorView<float>& out,
@@ -47,7 +47,7 @@ void both(const heed::Dar<float>& op, const heed::Inputs<float>& in, const heed:
 )";
 }
 
-// heed/ops/*.hpp of the folder that the first -I flag names.
+// The files heed/ops/*.hpp of the folder that the first -I flag names.
 std::vector<std::string> headers_of_ops(const std::vector<std::string>& command) {
   const auto flag = std::find_if(command.begin(), command.end(), [](const std::string& word) {
     return word.size() > 2 && word.compare(0, 2, "-I") == 0;

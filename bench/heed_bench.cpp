@@ -3,8 +3,8 @@
 // heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double, bf16, bf16-storage}, and
 // over decoding x caches of {float, bf16, int8}, with peers (plain
 // Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first compares a small call with the
-// slow twin or with heed, and reports an error instead of a time where they differ. The baseline and the machine's peak
-// are measured in turns with each benchmark. See bench/NOTES.md.
+// reference or with heed, and reports an error instead of a time if they differ. The baseline and the machine's peak are
+// measured in turns with each benchmark. See bench/NOTES.md.
 //
 //   heed_bench                                           usual cases in float
 //   heed_bench --benchmark_filter='^dar/forward/float'   any regular expression over the names
@@ -92,7 +92,7 @@ class Arguments {
   }
   void add(std::string word) { words_.push_back(std::move(word)); }
 
-  // Hands the arguments to Google Benchmark, which takes those that it knows.
+  // Passes the arguments to Google Benchmark, which takes those that it knows.
   void initialize() {
     std::vector<char*> pointers;
     for (std::string& word : words_) pointers.push_back(word.data());
@@ -107,7 +107,7 @@ class Arguments {
   }
 
  private:
-  // The option that may be meant, of those that kHelp has at the beginning of a line.
+  // The option that the user may have meant, among those that begin a line of kHelp.
   [[nodiscard]] static std::string meant(const std::string& argument) {
     std::vector<std::string> known;
     std::istringstream help(kHelp);
@@ -210,7 +210,7 @@ int run_benchmarks(Arguments& arguments) {
   const std::size_t count = benchmark::RunSpecifiedBenchmarks(&results);
   benchmark::Shutdown();
   std::cout.flush();
-  if (count == 0) return 2;  // Google Benchmark has said so
+  if (count == 0) return 2;  // Google Benchmark has printed the reason
   if (!out.empty() && !arguments.names("list_tests"))
     heed_program::write_output(out, results.file_text());
   if (!std::cout) throw std::runtime_error("standard output cannot be written");

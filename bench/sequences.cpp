@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What sequences of unequal lengths cost in one call, and how fast many sequences decode together:
+// Measures what sequences of unequal lengths cost in one call, and how fast many sequences decode together:
 //
 //   packed   forward and backward of packed sequences over one batch of equal lengths, and over a call for each sequence
 //   decode   tokens per second and milliseconds per step of 1 to 64 sequences in a KvPool, beside a loop of calls for each
 //
-// What is compared runs in turns; times are medians, and ratios those of runs that follow each other.
+// Compared calls run in turns; times are medians, and each ratio compares two runs that follow each other.
 //
 //   heed_sequences packed --threads 1
 //   heed_sequences decode --threads 2
@@ -38,7 +38,7 @@ using Action = std::function<void()>;
   return at;
 }
 
-// From `least` to `most`, evenly on a logarithmic scale, in a mixed order.
+// Lengths from `least` to `most`, evenly on a logarithmic scale, in a mixed order.
 [[nodiscard]] Lengths mixed_lengths(Index count, Index least, Index most) {
   Lengths lengths;
   for (Index n = 0; n < count; ++n) {
@@ -52,7 +52,7 @@ using Action = std::function<void()>;
 struct Compared {
   double first = 0, second = 0, ratio = 0;  // medians: seconds of either, and of first / second
 };
-// Both in turns; samples last some milliseconds.
+// Runs both in turns; a sample lasts some milliseconds.
 [[nodiscard]] Compared compare(const Action& first, const Action& second, int repeats) {
   first();
   second();
@@ -72,7 +72,7 @@ struct Compared {
   return {heed::median_of(a), heed::median_of(b), heed::median_of(ratios)};
 }
 
-// The same tensors as packed sequences, as calls of each, and, where lengths are equal, as a batch.
+// The same tensors as packed sequences, as a call for each sequence, and, if lengths are equal, as a batch.
 template <class Op>
 class Sequences {
  public:
@@ -119,7 +119,7 @@ class Sequences {
 
  private:
   [[nodiscard]] Index count() const { return Index(lengths_.size()); }
-  // Rows of (total, heads, dim): `batch` sequences of `len` from `first` on.
+  // A view of (total, heads, dim) memory: `batch` sequences of `len` tokens from row `first` on.
   template <class Numbers>
   [[nodiscard]] auto rows(Numbers& x, Index heads, Index batch, Index first, Index len) const {
     const Index dim = Index(x.size()) / (heads * g_.len_q);
@@ -130,7 +130,7 @@ class Sequences {
             rows(numbers_.key, g_.kv_heads, batch, first, len),
             rows(numbers_.value, g_.kv_heads, batch, first, len)};
   }
-  // Of Inputs, or of PackedInputs.
+  // Runs backward() on Inputs or on PackedInputs.
   template <class In>
   void backward(const In& in, const heed::Saved<float>& saved, Index batch, Index first,
                 Index len) {
@@ -185,7 +185,7 @@ void time_packed(const char* name, const Op& op, int threads, int repeats) {
   }
 }
 
-// Sequences of mixed lengths that all get a token per step; keys and values are projected elsewhere.
+// Sequences of mixed lengths that each get one token per step; keys and values are projected elsewhere.
 template <class Op>
 class Decoding {
  public:
@@ -207,7 +207,7 @@ class Decoding {
       lengths_.push_back(length);
     }
   }
-  // One token for all, in one call; the sequences are then as before.
+  // Decodes one token of each sequence, all in one call, and removes the tokens again.
   void together() {
     for (std::size_t n = 0; n < sequences_.size(); ++n)
       pool_.truncate(sequences_[n], lengths_[n] - 1);
@@ -217,7 +217,7 @@ class Decoding {
     heed::forward(op_, pool_.inputs(sequences_, rows(numbers_.query, g_.query_heads, count)), mask_,
                   rows(out_, g_.heads, count), nullptr, options_);
   }
-  // The same by a call for each.
+  // The same by a call for each sequence.
   void one_by_one() {
     for (std::size_t n = 0; n < caches_.size(); ++n) {
       caches_[n].truncate(lengths_[n] - 1);

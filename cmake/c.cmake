@@ -21,9 +21,10 @@ if(NOT build_c)
   return()
 endif()
 
-# Function templates of the standard library have the same names at all levels, and of equal ones the linker keeps the
-# first: objects are linked from the lowest level to the highest, so that code of one level never meets a function of a
-# higher one. heed's own names differ by level (core/config.hpp). Link-time optimisation keeps no such order.
+# Function templates of the standard library have the same names at all levels, and the linker keeps
+# the first of equal ones: objects are linked from the lowest level to the highest, so that code of
+# one level never meets a function of a higher one. heed's own names differ by level
+# (core/config.hpp). Link-time optimisation keeps no such order.
 set(heed_c_levels native)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(heed_c_levels x86-64-v2 x86-64-v3 x86-64-v4)
@@ -41,7 +42,7 @@ foreach(level IN LISTS heed_c_levels)
   endif()
   string(APPEND declarations "const heed_table& table_${name}();\n")
   string(APPEND instances "    {\"${level}\", &table_${name}, &${runs}},\n")
-  # As heed::compiled, but at -O2: compile time counts three times here.
+  # Compiled as heed::compiled is, but at -O2: compile time counts three times here.
   heed_write_compiled("${heed_c_folder}" sources "heed/engine/packed_doors.hpp")
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
@@ -88,9 +89,9 @@ target_link_options(heed_c PRIVATE "LINKER:--version-script=${heed_c_folder}/exp
 set_target_properties(heed_c PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 set(heed_c_libraries heed_c)
 
-# The archive holds one object, made of those above in the same order, in which all names but those of c.h are local: nothing
-# else in a program can then take a function of a level, or give it one. What C++ needs at run time is named, so that the
-# linker of a C compiler will do.
+# The archive holds one object, made of those above in the same order, in which all names but those
+# of c.h are local, so that other code in a program can neither use nor replace a level's functions.
+# The libraries that C++ needs at run time are named, so that the linker of a C compiler suffices.
 set(heed_c_runtime ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
 list(FILTER heed_c_runtime INCLUDE REGEX "^(stdc\\+\\+|c\\+\\+|c\\+\\+abi|m)$")
 if(HEED_OPENMP AND TARGET OpenMP::OpenMP_CXX)
@@ -101,7 +102,7 @@ list(REMOVE_DUPLICATES heed_c_runtime)
 find_program(HEED_BINUTILS_LD NAMES ld.bfd ld)
 mark_as_advanced(HEED_BINUTILS_LD)
 set(heed_c_linker "")
-foreach(linker IN ITEMS "${CMAKE_LINKER}" "${HEED_BINUTILS_LD}")  # clang's own may not do
+foreach(linker IN ITEMS "${CMAKE_LINKER}" "${HEED_BINUTILS_LD}")  # clang's own linker may lack the option
   if(linker AND NOT heed_c_linker)
     execute_process(COMMAND "${linker}" --help OUTPUT_VARIABLE help ERROR_QUIET)
     if(help MATCHES "--force-group-allocation")
@@ -157,8 +158,8 @@ if(HEED_SANITIZE)
   endforeach()
 endif()
 
-# The libraries, their links, a package of CMake's (heed-config.cmake reads it) and libheed.pc of pkg-config; a component of
-# its own beside the headers.
+# Installs the libraries, their links, a CMake package (heed-config.cmake reads it) and libheed.pc
+# for pkg-config, as a component of its own beside the headers.
 if(HEED_INSTALL)
   set(heed_c_pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
   file(RELATIVE_PATH HEED_C_PC_UP "/prefix/${heed_c_pc_dir}" /prefix)

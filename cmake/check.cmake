@@ -7,7 +7,8 @@ include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 heed_forwarded_arguments(arguments)
 heed_configure(-DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCH=ON -DHEED_BUILD_EXAMPLES=ON ${arguments})
 
-# One program that does not compile hides no other: the rest is built, its tests count as failed.
+# A program that does not compile must not hide others: everything else is built, and its tests
+# count as failed.
 set(keep_going -k)
 if(EXISTS "${HEED_BUILD}/build.ninja")
   set(keep_going -k 0)
@@ -19,7 +20,7 @@ execute_process(
           --parallel ${HEED_JOBS}
   RESULT_VARIABLE test_result OUTPUT_VARIABLE output ECHO_OUTPUT_VARIABLE)
 
-# ctest counts a skipped test among the passed ones.
+# ctest counts a skipped test as passed.
 set(failed 0)
 set(total 0)
 if(output MATCHES "tests passed, ([0-9]+) tests failed out of ([0-9]+)")
@@ -30,7 +31,7 @@ string(REGEX MATCHALL "\\(Skipped\\)" skipped "${output}")
 list(LENGTH skipped skipped)
 math(EXPR passed "${total} - ${failed} - ${skipped}")
 
-# SEND_ERROR makes the exit code and lets the summary stand last.
+# SEND_ERROR sets the exit code and still prints the summary last.
 if(NOT build_result EQUAL 0)
   message(SEND_ERROR "the build failed; the reason stands above the tests")
 elseif(passed EQUAL 0)

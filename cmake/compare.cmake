@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds and runs the comparison of all variants, from any directory:
 #   cmake -P cmake/compare.cmake [-- ARGUMENT...]      for the arguments: -- --help
-# Standard output has what heed_compare prints, standard error all else.
+# Standard output has the output of heed_compare, standard error everything else.
 cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
@@ -10,7 +10,7 @@ set(parts -DHEED_BUILD_EXAMPLES=ON)
 if(NOT EXISTS "${HEED_BUILD}/CMakeCache.txt")
   list(APPEND parts -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF -DHEED_ZOO=OFF)
 endif()
-# It takes longer to compile than all else.
+# The zoo takes longer to compile than everything else.
 if("${arguments}" MATCHES "(^|[,;=])zoo")
   list(APPEND parts -DHEED_ZOO=ON)
 endif()
@@ -21,10 +21,11 @@ if(NOT result EQUAL 0)
   message(FATAL_ERROR "building heed_compare failed; the reason stands above")
 endif()
 
-# In the caller's directory, so that relative paths mean what the caller means.
+# Runs in the caller's directory, so that relative paths keep their meaning.
 execute_process(COMMAND ${HEED_TO_TERMINAL} "${HEED_BUILD}/bin/heed_compare" ${arguments} RESULT_VARIABLE result)
 if(NOT result EQUAL 0)
-  # Without a way to hand on the exit code (before CMake 3.29) it is 1; the reason stands above.
+  # Before CMake 3.29 a script cannot set the exit code, which is then 1; the reason is printed
+  # above.
   if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.29 AND result MATCHES "^[0-9]+$")
     cmake_language(EXIT ${result})
   endif()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# heed::compiled: forward() and backward() of heed's own variants, once; with <heed/compiled.hpp>. Built only
-# if something links it, with the flags of the project that asks for it, which must be those of the files that
-# include heed: another instruction set is an undefined reference. For this machine's:
+# heed::compiled: forward() and backward() of heed's own variants, once; with <heed/compiled.hpp>.
+# It is built only if something links it, with the flags of the project that requests it. These must
+# be the flags of the files that include heed: another instruction set is an undefined reference.
+# For this machine's instruction set:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
 # One source file for every fourth place of the list of ops (heed/compiled.hpp), so that they compile beside each other and
-# read heed's headers four times. Another file holds what heed/compiled_engine.hpp promises: it is that header without the
-# word "extern".
+# read heed's headers four times. Another file defines the functions that heed/compiled_engine.hpp
+# declares: it is that header without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 #
@@ -53,7 +54,8 @@ function(heed_add_compiled)
   target_link_libraries(heed_compiled PUBLIC ${HEED_CORE_TARGET})
 endfunction()
 
-# heed_write_engine(source): writes the file `source`, which defines what heed/compiled_engine.hpp promises.
+# heed_write_engine(source): writes the file `source`, which defines the functions that
+# heed/compiled_engine.hpp declares.
 function(heed_write_engine source)
   set(header "${HEED_INCLUDE}/heed/compiled_engine.hpp")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# The packages behind heed's tests, benchmarks and examples. Everything is looked for first, so that
-# one message names all that is missing. Headers that read or write safetensors need nlohmann_json, the others none of them.
+# The packages behind heed's tests, benchmarks and examples. All packages are searched first, so
+# that one message names all missing ones. Headers that read or write safetensors need
+# nlohmann_json, the others need no package.
 include("${CMAKE_CURRENT_LIST_DIR}/packages.cmake")
 
-# g++ collects garbage less often: a fifth of its time on files full of templates, for a quarter more memory.
+# g++ collects garbage less often with this flag: it saves a fifth of its time on files full of
+# templates, for a quarter more memory.
 set(HEED_COMPILER_MEMORY "$<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=600000>")
 
 # Downloads (only with HEED_FETCH=ON), pinned by content.
@@ -53,7 +55,7 @@ function(heed_fetch_benchmark)
   heed_mark_system(benchmark)
 endfunction()
 
-# Eigen is asked for without a version (each major version refuses requests for the other).
+# Eigen is requested without a version (each major version refuses requests for the other).
 if(HEED_BUILD_TESTS OR HEED_BUILD_BENCH OR HEED_BUILD_EXAMPLES)
   find_package(Eigen3 QUIET CONFIG)
 endif()
@@ -65,7 +67,7 @@ if(HEED_BUILD_BENCH)
 endif()
 if(HEED_BUILD_EXAMPLES)
   find_package(CLI11 QUIET CONFIG)
-  # Debian's PCRE2 brings no package for CMake.
+  # Debian's PCRE2 has no CMake package.
   find_path(HEED_PCRE2_INCLUDE pcre2.h)
   find_library(HEED_PCRE2_LIBRARY pcre2-8)
   mark_as_advanced(HEED_PCRE2_INCLUDE HEED_PCRE2_LIBRARY)
@@ -115,7 +117,7 @@ endif()
 
 if(heed_missing)
   list(JOIN heed_missing ", " heed_missing)
-  # An indented line is printed as it stands, not wrapped.
+  # An indented line is printed without wrapping.
   message(FATAL_ERROR "heed: not found: ${heed_missing}. On Debian or Ubuntu this installs all:\n"
                       "  ${HEED_APT_LINE}\n")
 endif()

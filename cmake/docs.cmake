@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake --build build -t docs: build/docs/html, a page per header, README.md in front. Only where doxygen is
-# found; what it warns of is an error.
+# cmake --build build -t docs: build/docs/html, a page per header, README.md in front. The target
+# exists only if doxygen is found; its warnings are errors.
 find_package(Doxygen QUIET)
 if(NOT DOXYGEN_FOUND)
   return()
@@ -17,7 +17,7 @@ set(DOXYGEN_STRIP_FROM_PATH "${PROJECT_SOURCE_DIR}/include")
 set(DOXYGEN_STRIP_FROM_INC_PATH "${PROJECT_SOURCE_DIR}/include")
 set(DOXYGEN_USE_MDFILE_AS_MAINPAGE "${PROJECT_SOURCE_DIR}/README.md")
 
-# Every declaration, and the first sentence of its comment in lists.
+# Pages show every declaration, and lists the first sentence of its comment.
 set(DOXYGEN_EXTRACT_ALL YES)
 set(DOXYGEN_EXTRACT_STATIC YES)
 set(DOXYGEN_HIDE_IN_BODY_DOCS YES)
@@ -27,7 +27,7 @@ set(DOXYGEN_BUILTIN_STL_SUPPORT YES)
 set(DOXYGEN_SORT_MEMBER_DOCS NO)
 set(DOXYGEN_LAYOUT_FILE "${PROJECT_SOURCE_DIR}/cmake/doxygen_layout.xml")
 
-# The header itself behind each page, comments included; no graphs.
+# Each page shows the header itself, comments included; no graphs.
 set(DOXYGEN_SOURCE_BROWSER YES)
 set(DOXYGEN_STRIP_CODE_COMMENTS NO)
 set(DOXYGEN_GENERATE_TREEVIEW YES)

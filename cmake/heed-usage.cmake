@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# What depends on the user's machine and compiler; shared by source tree and installed package.
+# The part of the build that depends on the user's machine and compiler, for the source tree and the
+# installed package.
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_OPENMP       in: AUTO (default), ON or OFF
-#   heed::io          out, if nlohmann_json is found: heed and what headers that read or write safetensors need
+#   heed::io          out, if nlohmann_json is found: heed, and the needs of headers that read or
+#                     write safetensors
 #   heed::native      out: -march=native; every translation unit that sees heed or Eigen, or none
-#   HEED_USAGE_ERROR  out: why the wishes cannot be met, or empty
+#   HEED_USAGE_ERROR  out: the reason why the wishes cannot be met, or empty
 set(HEED_USAGE_ERROR "")
 
-# What is found here is made visible where a parent of this directory links heed.
+# Packages found here are made visible if a parent of this directory links heed.
 macro(heed_find_global package target)
   if(NOT TARGET ${target})
     find_package(${package} QUIET ${ARGN})

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Headers, CMake package and pkg-config file; nothing of it depends on the architecture or on the prefix. With
-# HEED_INSTALL_COMPILED also the library heed_compiled, built with the flags of this build, which does.
+# Headers, CMake package and pkg-config file; nothing of it depends on the architecture or on the
+# prefix. With HEED_INSTALL_COMPILED also the library heed_compiled, which is built with the flags
+# of this build and depends on them.
 include(CMakePackageConfigHelpers)
 set(heed_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/heed")
 set(heed_pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
 
-# "../..", whatever the data directory is called.
+# "../..", whatever the name of the data directory is.
 file(RELATIVE_PATH HEED_PC_UP "/prefix/${heed_pc_dir}" /prefix)
 string(REGEX REPLACE "/$" "" HEED_PC_UP "${HEED_PC_UP}")
 set(HEED_PC_INCLUDEDIR "\${prefix}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What heed's own programs need from Debian or Ubuntu. Quoted by every message about a missing part.
+# The packages of Debian or Ubuntu that heed's own programs need. Every message about a missing part
+# quotes them.
 set(HEED_PACKAGES g++ cmake ninja-build libeigen3-dev catch2 libbenchmark-dev nlohmann-json3-dev
                   libcli11-dev libpcre2-dev)
 list(JOIN HEED_PACKAGES " " HEED_APT_LINE)

@@ -18,9 +18,10 @@ if(HEED_SANITIZE)
                                             -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
-  # Tests ask for more memory than there is; clang's OpenMP keeps what it has for threads to the end.
+  # Tests request more memory than there is; clang's OpenMP keeps its memory for threads to the end.
   file(WRITE "${PROJECT_BINARY_DIR}/leaks.txt" "leak:libomp\n")
-  # Tests that mpirun starts do not look for leaks: what an MPI keeps to the end stands in parts that it has unloaded by then.
+  # Tests that mpirun starts do not look for leaks: the memory that an MPI keeps to the end belongs
+  # to parts that it has unloaded by then.
   set(HEED_SANITIZER_OPTIONS "ASAN_OPTIONS=allocator_may_return_null=1"
                              "LSAN_OPTIONS=suppressions=${PROJECT_BINARY_DIR}/leaks.txt")
   set(HEED_MPI_SANITIZER_OPTIONS "ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0")

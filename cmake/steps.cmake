@@ -4,8 +4,9 @@ include("${CMAKE_CURRENT_LIST_DIR}/packages.cmake")
 get_filename_component(HEED_SOURCE "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 set(HEED_BUILD "${HEED_SOURCE}/build")
 
-# Words in front of a command. Where CMake runs in a terminal (of Linux) the command gets that terminal, for its
-# progress, and not the pipe that CMake puts between. HEED_TO_STDERR: what it prints goes to standard error.
+# Words in front of a command. If CMake runs in a terminal (on Linux) the command gets that
+# terminal, for its progress, and not CMake's pipe. HEED_TO_STDERR sends its output to standard
+# error.
 set(HEED_TO_TERMINAL sh -c "cmake=/proc/$PPID/fd
 test -c $cmake/1 && test -w $cmake/1 && exec >>$cmake/1
 test -c $cmake/2 && test -w $cmake/2 && exec 2>>$cmake/2
@@ -66,7 +67,8 @@ function(heed_configure)
   endif()
 endfunction()
 
-# HEED_JOBS: as many as the environment asks for, else one per processor, each with 1.8 GB of memory.
+# HEED_JOBS: the number that the environment sets, else one job per processor, each with 1.8 GB of
+# memory.
 set(HEED_JOBS "$ENV{CMAKE_BUILD_PARALLEL_LEVEL}")
 if(NOT HEED_JOBS)
   cmake_host_system_information(RESULT HEED_JOBS QUERY NUMBER_OF_LOGICAL_CORES)

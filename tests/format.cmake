@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Is the whole tree formatted as .clang-format says? Versions of clang-format differ; this is for version 14.
+# Checks that the whole tree is formatted as .clang-format says. Versions of clang-format differ;
+# this is for version 14.
 #   cmake -DSOURCE=the checkout [-DCLANG_FORMAT=program] -P format.cmake
 if(NOT CLANG_FORMAT)
   message("skipped: clang-format 14 is not installed")

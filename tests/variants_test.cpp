@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of variants: what it says of a variant's sizes is what the variant's op accepts.
+// The list of variants: its statements on a variant's sizes agree with the sizes that the variant's op accepts.
 
 #include "catch.hpp"
 #include "misnamed_parameters.hpp"

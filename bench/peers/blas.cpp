@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Attention in blocks over OpenBLAS: products by cblas_?gemm on blocks of queries and keys, the softmax
-// carried along (Dao et al. 2022). Memory as linear as heed's.
+// Attention in blocks over OpenBLAS: products by cblas_?gemm on blocks of queries and keys, with a
+// running softmax (Dao et al. 2022). Memory is linear in the length, as in heed.
 
 #include "peer.hpp"
 #include "peers.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Plain Eigen matrices, the whole T x T map in memory, one thread.
+// Attention with plain Eigen matrices, the whole T x T map in memory, one thread.
 
 #include "peer.hpp"
 #include "peers.hpp"

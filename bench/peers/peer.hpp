@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a user has without heed, in the same tables: a peer computes plain attention and its gradients.
+// Attention that a user has without heed, for the same tables: a peer computes plain attention and its gradients.
 
 #include "../suite/ops.hpp"
 
 namespace heed_bench {
 
-// Numbers of a call, (heads, len, dim) each.
+// Tensors of a call, (heads, len, dim) each.
 template <class T>
 struct Heads {
   Case shape;
@@ -43,7 +43,7 @@ template <class T>
                    deviation(peer.dv, ours.grad_value)});
 }
 
-// Peer  constructible from a Case; forward(), backward(); `heads`, a Heads<T>.
+// A Peer is constructible from a Case, and has forward(), backward(), and `heads`, a Heads<T>.
 template <class Peer, class T>
 void add_peer(const char* name, const char* dtype) {
   for (const Case& c : cases()) {

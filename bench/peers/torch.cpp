@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// libtorch: matmul, softmax, matmul, and its autograd.
+// Attention in libtorch: matmul, softmax, matmul, and its autograd.
 
 #include "peer.hpp"
 #include "peers.hpp"
@@ -33,7 +33,7 @@ class TorchPeer {
     out_ = torch::matmul(torch::softmax(scores, -1), v_);
     copy(out_, heads.out);
   }
-  // Keeps the graph, so that forward's part of the time stays out of it.
+  // Keeps the graph, so that the time of forward is not part of backward's.
   void backward() {
     at::set_num_threads(heads.shape.threads);
     const auto grads = torch::autograd::grad({out_}, {q_, k_, v_}, {dout_}, /*retain_graph=*/true);

@@ -31,7 +31,7 @@ struct CacheStep {
         out(numbers.grad_out.size()) {
     append(0, g.len_kv);
   }
-  // The last token comes, and attends to all.
+  // Appends the last token, which attends to all.
   void run() {
     cache.truncate(geometry.len_kv - 1);
     append(geometry.len_kv - 1, 1);

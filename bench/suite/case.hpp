@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What is timed: shapes, masks and threads, with their names, products and bytes.
+// The cases that are timed: shapes, masks and threads, with their names, products and bytes.
 
 #include <heed/core/geometry.hpp>
 #include <heed/engine/explain.hpp>
@@ -16,7 +16,8 @@ namespace heed_bench {
 using heed::Index;
 using heed::Pass;
 
-// blocks: a BlockMask that shows a quarter of the pairs in blocks of 128; function: the same, asked for in every call.
+// blocks: a BlockMask that shows a quarter of the pairs in blocks of 128; function: the same mask
+// as a function that is asked in every call.
 enum class MaskKind { full, causal, boolean, bias, blocks, function };
 
 struct Case {
@@ -27,7 +28,7 @@ struct Case {
   [[nodiscard]] heed::Geometry geometry() const {
     return {1, heads, heads, kv_heads, len_q, len_kv, dim, dim_v};
   }
-  // One query per head: time goes to reading keys and values.
+  // True if there is one query per head: time then goes to reading keys and values.
   [[nodiscard]] bool decodes() const { return len_q == 1; }
 
   [[nodiscard]] std::string text() const {
@@ -46,7 +47,7 @@ struct Case {
     return s;
   }
 
-  // Of the two products of forward, or the five of backward, over the pairs that a causal mask or blocks leave.
+  // Flops of the two products of forward, or the five of backward, over the pairs that the mask leaves.
   [[nodiscard]] double flops(Pass pass) const {
     const double rows = double(len_q), columns = double(len_kv);
     const bool quarter = mask == MaskKind::blocks || mask == MaskKind::function;
@@ -56,7 +57,7 @@ struct Case {
         pass == Pass::forward ? 2.0 * double(dim + dim_v) : 2.0 * double(3 * dim + 2 * dim_v);
     return per_pair * pairs * double(heads);
   }
-  // Keys and values, with a scale to each row of int8.
+  // Bytes of keys and values, with the scales of int8 rows.
   template <class Stored>
   [[nodiscard]] double bytes() const {
     const double rows = double(kv_heads * len_kv);
@@ -92,7 +93,7 @@ inline constexpr std::size_t kUsualCases = 4;
       square(2, 512, 256),
       {4, 4, 512, 512, 64, 128},
       {8, 1, 512, 512, 64, 64},
-      // Time as T doubles.
+      // Lengths that double.
       square(1, 4096, 64),
       square(1, 8192, 64),
       square(1, 16384, 64),

@@ -39,7 +39,7 @@ class BusyCores {
   std::vector<std::thread> threads_;
 };
 
-// A layer and all that its calls need.
+// A layer and everything that its calls need.
 class LayerCall {
  public:
   LayerCall()

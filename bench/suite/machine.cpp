@@ -11,7 +11,7 @@ template double heed::peak_flops<double>(int);
 namespace heed_bench {
 namespace {
 
-// Makes the compiler compute all of `sums`, yet leaves them in registers until then.
+// Makes the compiler compute every number of `sums`, yet leaves them in registers until then.
 template <class P, std::size_t N>
 void keep(const P (&sums)[N]) {
   P total = sums[0];

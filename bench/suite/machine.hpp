@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Bytes that the machine reads per second at this moment, by as many threads as a case uses, all at work. Measured
-// between the samples of each benchmark, as the peak is (heed/check/machine_peak.hpp): shared machines drift. The loops of
-// both are compiled in machine.cpp, at -O3; the files that call them need not be.
+// Measures the bytes that the machine reads per second at this moment, by as many threads as a case uses, all at work. It
+// runs between the samples of each benchmark, as the probe of the peak does (heed/check/machine_peak.hpp), since the speed
+// of shared machines drifts. The loops of both are compiled in machine.cpp, at -O3; the files that call them need not be.
 
 #include <heed/check/machine_peak.hpp>
 #include <heed/check/stopwatch.hpp>
@@ -36,7 +36,7 @@ class ReadProbe {
         });
       });
     };
-    // As in samples of several calls, the first pass brings into cache what fits.
+    // The first pass brings the memory into cache as far as it fits, as in samples of several calls.
     if (passes > 1) (void)time_of(1);
     return bytes * passes / time_of(passes);
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How a benchmark is timed: its call, the baseline's and the machine's peak in turns, so that shares and
-// ratios come from the same moments.
+// Times a benchmark: its call, the baseline's call and the machine's peak run in turns, so that
+// shares and ratios come from the same moments.
 
 #include "case.hpp"
 #include "machine.hpp"
@@ -17,23 +17,23 @@ namespace heed_bench {
 
 using Action = std::function<void()>;
 
-// What a benchmark runs; the data live as long as the actions.
+// The calls of a benchmark; the data live as long as the actions.
 struct Contender {
-  Action forward, backward;  // backward relies on a forward call before; may be empty
-  double share = 1;          // of the case's products that it computes
+  Action forward, backward;  // needs a forward call before it; may be empty
+  double share = 1;          // fraction of the case's products that it computes
   [[nodiscard]] const Action& of(Pass pass) const {
     return pass == Pass::forward ? forward : backward;
   }
 };
 
-// Calls of a case in one sample, which then lasts some milliseconds. By the case alone: Google Benchmark wants as many
-// calls in each repetition.
+// Calls of a case in one sample, which then lasts some milliseconds. The number depends on the case
+// alone: Google Benchmark wants the same number of calls in each repetition.
 [[nodiscard]] inline int calls_per_sample(const Case& c, Pass pass) {
   constexpr double flops = 1e8;
   return std::max(1, int(flops / std::max(1.0, c.flops(pass))));
 }
 
-// Time per call, of several calls that one more has warmed up.
+// Time per call, from several calls after one that warms up.
 class Sampler {
  public:
   Sampler(const Action& call, int calls) : call_(call), calls_(calls) { call_(); }
@@ -52,7 +52,7 @@ class Sampler {
   int calls_;
 };
 
-// Google Benchmark reports the mean of the times of iterations. Makes them such that it is the median of the samples.
+// Sets the times of iterations so that their mean, which Google Benchmark reports, is the median of the samples.
 inline void set_median(benchmark::State& state, const std::vector<double>& times, int calls) {
   const double median = heed::median_of(times);
   double rest = 0;
@@ -60,10 +60,10 @@ inline void set_median(benchmark::State& state, const std::vector<double>& times
   state.SetIterationTime(rest);
 }
 
-// Counters  GFLOP/s of the plain products and `peak`, their share of the FMA peak of what is computed with; for one
-//           query GB/s of keys and values, as they are stored, and `read`, their share of what reading alone reaches; `x_sdpa`, the time over
-//           that of `baseline`, where there is one.
-// Time      the median of the samples, to which the rates belong. Processor time counts the contender's calls alone.
+// Counters  GFLOP/s of the plain products and `peak`, their fraction of the FMA peak of the type; for one query GB/s of
+//           keys and values as they are stored, and `read`, their fraction of the speed of reading alone; `x_sdpa`, the
+//           time over that of `baseline`, if there is one.
+// Time      the median of the samples, to which the rates belong. Processor time counts only the contender's calls.
 template <class Stored>
 void measure(benchmark::State& state, const Case& c, Pass pass, const Contender& contender,
              const Contender* baseline) {
@@ -79,8 +79,8 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   if (c.decodes()) reads.emplace(c.bytes<Stored>(), c.threads);
   const double amount = contender.share * (c.decodes() ? c.bytes<Stored>() : c.flops(pass));
 
-  // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
-  // samples, and a probe of a millisecond beside each.
+  // A sample of short calls counts as one iteration for each of its calls: benchmarks of microseconds would otherwise take
+  // thousands of samples, and a probe of a millisecond beside each.
   std::vector<double> times, shares, ratios;
   while (state.KeepRunningBatch(calls)) {
     state.PauseTiming();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Variants as benchmarks: their calls, and their comparison with the slow twin.
+// Variants as benchmarks: their calls, and their comparison with the reference.
 
 #include "measure.hpp"
 
@@ -12,7 +12,7 @@
 
 namespace heed_bench {
 
-// Largest difference of a from b, relative to b's largest number; infinite where one of them is NaN.
+// Largest difference of a from b, relative to b's largest number; infinite if one of them is NaN.
 template <class T, class Wanted>
 [[nodiscard]] double deviation(const std::vector<T>& a, const std::vector<Wanted>& b) {
   double error = 0, top = 0;
@@ -97,11 +97,11 @@ struct StoredTensors {
     return views;
   }
 };
-// Those of an OpCall are its own.
+// Tensors of the op's own type lie in the OpCall.
 template <class Op>
 struct StoredTensors<Op, typename Op::Scalar> {};
 
-// A call of a case, and the share of the case's pairs that a variant's own mask leaves to it.
+// A call of a case, and the fraction of the case's pairs that a variant's own mask leaves.
 template <class Op, class Stored = typename Op::Scalar>
 struct CaseCall {
   CaseMask<typename Op::Scalar> mask;
@@ -147,7 +147,7 @@ struct CaseCall {
   }
 };
 
-// Largest difference from the slow twin, relative to the largest number: over out, or dq, dk, dv.
+// Largest difference from the reference, relative to the largest number: over out, or dq, dk, dv.
 template <class Op>
 [[nodiscard]] double deviation_from_twin(heed::OpCall<Op>& call, Pass pass) {
   const auto problem = heed::problem_of<typename Op::Scalar>(call);
@@ -176,7 +176,7 @@ template <class Stored, class Op>
   return {[at] { at->call.forward(); }, [at] { at->call.backward(); }, at->share};
 }
 
-// What the others are compared with: plain attention, and for masks other than a causal one no mask.
+// The call with which others are compared: plain attention, without a mask unless the mask is causal.
 template <class Stored>
 [[nodiscard]] Contender baseline(const Case& c, const heed::Options& options) {
   const heed::Variant<heed::ScaledDot<heed::ArithmeticOf<Stored>>> plain{
@@ -184,7 +184,7 @@ template <class Stored>
   return contender<Stored>(plain, c.mask == MaskKind::causal ? c.mask : MaskKind::full, options);
 }
 
-// The op on a few rows and one key-value head, against the slow twin.
+// Compares the op on a few rows and one key-value head with the reference.
 template <class Stored, class Op>
 [[nodiscard]] double small_deviation(const heed::Variant<Op>& variant, const Case& c, Pass pass,
                                      const heed::Options& options) {
@@ -195,15 +195,15 @@ template <class Stored, class Op>
   return deviation_from_twin(at.call, pass);
 }
 
-// Deviations that rounding explains; of 16-bit tensors 4 units of their results, and as many more of operands that are
-// rounded on the way.
+// Deviations that rounding explains: for 16-bit tensors 4 units of their results, and 4 more for
+// operands that are rounded on the way.
 template <class Stored>
 [[nodiscard]] constexpr double allowed_deviation(heed::Precision precision) {
   if (heed::NarrowNumber<Stored>) return (precision.mixes() ? 8 : 4) * 0x1p-8;
   return sizeof(Stored) == 4 ? 1e-3 : 1e-10;
 }
 
-// Compares first, then times.
+// Compares the variant with the reference, then times it.
 template <class Stored, class Op>
 void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& c, Pass pass,
          heed::Precision precision, bool& compared) {
@@ -226,8 +226,8 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
   measure<Stored>(state, c, pass, mine, other ? &*other : nullptr);
 }
 
-// Variants that read the key at a query's own position need as many keys as queries; those that read later keys, a mask that
-// shows them.
+// Variants that read the key at a query's own position need as many keys as queries; variants that
+// read later keys need a mask that shows them.
 template <class Op>
 [[nodiscard]] bool fits(const heed::Variant<Op>& variant, const Case& c) {
   if (variant.traits.reads_later_keys && c.mask == MaskKind::causal) return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where results go: the console's rows below a line about the machine, and after them one table per pass and type,
-// contenders by cases; and a file beside what is shown.
+// Reports results: rows on the console below a line about the machine, after them one table per
+// pass and type, contenders by cases; and a file.
 
 #include "../../examples/program/machine.hpp"
 
@@ -28,7 +28,7 @@ namespace heed_bench {
   return line.str();
 }
 
-// Rows with the time of a benchmark. That of the processor is that of one thread, and stands in JSON.
+// Rows with the wall time of a benchmark. Processor time is that of one thread, and is only in JSON.
 class TableReporter : public benchmark::ConsoleReporter {
  public:
   explicit TableReporter(bool colors) : ConsoleReporter(colors ? OO_Defaults : OO_Tabular) {}
@@ -97,7 +97,7 @@ class TableReporter : public benchmark::ConsoleReporter {
   [[nodiscard]] static int width_of(const std::string& counter) {
     return std::max(11, int(counter.size()) + 1);
   }
-  // Four digits.
+  // A number with four digits.
   [[nodiscard]] static std::string number(double value) {
     std::ostringstream text;
     text << std::setprecision(4) << value;
@@ -168,7 +168,7 @@ class TableReporter : public benchmark::ConsoleReporter {
   std::map<std::string, Table> tables_;
 };
 
-// Google Benchmark warns that its reporter of CSV will go; there is no other.
+// Google Benchmark warns that its CSV reporter is deprecated; it has no other.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 class CsvReporter : public benchmark::CSVReporter {
@@ -180,7 +180,7 @@ class CsvReporter : public benchmark::CSVReporter {
 };
 #pragma GCC diagnostic pop
 
-// What is shown, the text of a file beside it, and the number of benchmarks that failed.
+// The console's output, the text of a file beside it, and the number of benchmarks that failed.
 class Results : public benchmark::BenchmarkReporter {
  public:
   Results(benchmark::BenchmarkReporter& shown, benchmark::BenchmarkReporter* filed)

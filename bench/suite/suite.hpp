@@ -10,7 +10,7 @@ void add_caches();
 void add_zoo();
 void add_layer();
 
-// Prints what --tune is for; takes minutes.
+// Prints the table of --tune; takes minutes.
 void tune();
 
 }  // namespace heed_bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_bench --tune: what the plan chooses for plain attention, and which tile of keys and panel of queries would be
-// faster on this machine. The plan does not follow the machine: tiles decide the order of additions, and with it the
+// heed_bench --tune shows the plan's choice for plain attention, and which tile of keys and panel of queries would be
+// faster on this machine. The plan does not depend on the machine: tiles decide the order of additions, and with it the
 // last bits of a result. A call may ask for other tiles by Options::key_tile and Options::panel_vectors.
 
 #include "ops.hpp"
@@ -21,7 +21,7 @@ struct Choice {
   bool operator==(const Choice&) const = default;
 };
 
-// Seconds of one call with a choice, and over those of the plan's own: medians of calls in turns.
+// Seconds of one call with a choice, and their ratio to those of the plan's choice: medians of calls in turns.
 template <class T>
 class Trial {
  public:
@@ -85,7 +85,7 @@ void tune_case(const Case& c, Pass pass, const char* dtype) {
       least = ratio;
       best = other;
     }
-  // A second look: the best of many noisy ratios flatters.
+  // Measures the best once more: the best of many noisy ratios looks too good.
   if (best != plan) least = trial.ratio(best);
   if (least < 0.98)
     std::printf("  %4lld x %-3lld %.2f\n", (long long)best.tile,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A cell of an experiment: one model, trained once. What names it, and what came of it.
+// A cell of an experiment: one model, trained once; its name and its results.
 
 #include "settings.hpp"
 
@@ -16,13 +16,13 @@ namespace compare {
 inline constexpr double kNotFinite = std::numeric_limits<double>::quiet_NaN();
 
 struct Cell {
-  std::string task;  // its spec, or kText
+  std::string task;  // spec of the task, or kText
   std::string variant;
   Index hidden = 0;  // width of the MLP
   double learning_rate = 0;
   std::uint64_t seed = 1;
   bool chooses =
-      false;  // serves to choose a learning rate, and is scored on the watched rows alone
+      false;  // serves the choice of a learning rate, and is scored on the watched rows alone
 
   [[nodiscard]] bool operator==(const Cell&) const = default;
 
@@ -37,24 +37,24 @@ struct Cell {
   }
 };
 
-// For people: "dar, mqar, learning rate 0.002, seed 3".
+// The cell's name for people: "dar, mqar, learning rate 0.002, seed 3".
 [[nodiscard]] std::string name_of(const Cell& cell);
 
-// What the model answered. `test` is kHeldOut, kWatched, or the name of a test. Loss and accuracy are NaN where the loss is
-// not finite.
+// A score of the model. `test` is kHeldOut, kWatched, or the name of a test. Loss and accuracy are
+// NaN if the loss is not finite.
 inline constexpr const char *kHeldOut = "held out", *kWatched = "watched";
 struct TestScore {
   std::string test;
   heed_lm::Score score;
 };
 
-// The score on the watched rows after so many steps.
+// The score on the watched rows after a number of steps.
 struct Evaluation {
   Index step = 0;
   double loss = 0, accuracy = 0;
 };
 
-// The score on what was trained on in stage `on`, after stage `after`; both count from 0.
+// The score on the data of stage `on`, after stage `after`; both count from 0.
 struct StageScore {
   Index after = 0, on = 0;
   double loss = 0, accuracy = 0;
@@ -71,26 +71,27 @@ using Measures = std::map<std::string, double>;
 
 struct CellResult {
   Index parameters = 0;
-  Index skipped = 0;             // steps that were skipped because a number was not finite
-  double tokens_per_second = 0;  // of the first stage, without evaluations
+  Index skipped = 0;             // steps skipped because a number was not finite
+  double tokens_per_second = 0;  // speed in the first stage, without evaluations
   std::vector<TestScore> tests;  // held out first; after the first stage
   std::vector<Evaluation> course;
-  std::vector<StageScore> stages;  // none where there is one stage
-  TrainingCurve curve;             // of the first stage
-  // Of the first held-out rows after the first stage, means over layers: of all tokens, of those that are asked for an
-  // answer, of the others. None where the loss is not finite; the last two only for tasks.
+  std::vector<StageScore> stages;  // empty with one stage
+  TrainingCurve curve;             // losses of the first stage
+  // Measures on the first held-out rows after the first stage, means over layers: over all tokens, over tokens that are
+  // asked for an answer, over the others. Empty if the loss is not finite; the last two only for tasks.
   Measures measures, at_answers, elsewhere;
   std::optional<heed_report::Picture> reading;  // reading_picture.hpp, of the first seed
 };
 
-// The first step of the course with an accuracy of 90 % or more; none if there was none.
+// The first step of the course with an accuracy of 90 % or more; none without such a step.
 [[nodiscard]] std::optional<Index> steps_to_90(const CellResult& result);
 
-// The score of the test; throws std::out_of_range for a test that was not made.
+// The score of the test; throws std::out_of_range if the test was not made.
 [[nodiscard]] const heed_lm::Score& score_of(const CellResult& result, const std::string& test);
 
-// What later stages did to earlier ones: the mean of score(after the last stage, on j) - score(after j, on j) over all stages
-// j but the last (Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory", equation 3). Accuracy below 0 is forgetting.
+// The effect of later stages on earlier ones: the mean of score(after the last stage, on j) -
+// score(after j, on j) over all stages j but the last (Lopez-Paz and Ranzato 2017, "Gradient
+// Episodic Memory", equation 3). A value below 0 for accuracy means forgetting.
 [[nodiscard]] double backward_transfer(const CellResult& result, double StageScore::*score);
 
 // The score on stage `on` after stage `after`.

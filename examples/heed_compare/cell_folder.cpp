@@ -16,15 +16,15 @@ namespace compare {
 
 namespace {
 
-using Json = nlohmann::json;  // fields in the order of their names, whatever that of a file
+using Json = nlohmann::json;  // fields are sorted by name, in whatever order a file has them
 namespace fs = std::filesystem;
 
-// Goes up when the files of a folder change: older ones are then refused as other settings.
+// Goes up when the format of a folder's files changes: older folders are then refused, as folders of other settings are.
 constexpr int kFolderFormat = 3;
 
 constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
 
-// A discarded value where the file is no JSON.
+// A discarded value if the file is not JSON.
 [[nodiscard]] Json read_json(const fs::path& path) {
   const std::vector<std::byte> bytes = heed::io::read_file(path);
   const auto* begin = reinterpret_cast<const char*>(bytes.data());
@@ -53,7 +53,7 @@ constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
   return json;
 }
 
-// "steps is 100 there, 200 here; ..." for each field of one that the other has differently.
+// A sentence for each field that differs: "steps is 100 there, 200 here; ...".
 [[nodiscard]] std::string differences(const Json& there, const Json& here) {
   std::string text;
   const auto value = [](const Json& json, const std::string& name) {
@@ -74,7 +74,7 @@ constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
   return heed::io::checksum_of(std::as_bytes(std::span(text)));
 }
 
-// What came of the cell, by its file. Throws std::runtime_error that says what is wrong with it.
+// The cell's result, from its file. Throws std::runtime_error that says what is wrong with the file.
 [[nodiscard]] CellResult result_in(const Json& json, const Cell& cell) {
   if (object_in(json, "cell") != json_of(cell)) throw std::runtime_error("cell is another one");
   const Json &result = object_in(json, "result"), &sums = object_in(json, "checksums");
@@ -85,7 +85,7 @@ constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
   return read;
 }
 
-// The settings in settings.json; null where it is lost or damaged.
+// The settings in settings.json; null if it is missing or damaged.
 [[nodiscard]] Json settings_in(const fs::path& folder) {
   const fs::path file = folder / kSettingsFile;
   std::error_code none;
@@ -105,7 +105,7 @@ constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
     try {
       (void)object_in(json, "cell");
       return object_in(json, "settings");
-    } catch (const std::runtime_error&) {  // says nothing of settings
+    } catch (const std::runtime_error&) {  // a damaged file says nothing of settings
     }
   }
   return nullptr;

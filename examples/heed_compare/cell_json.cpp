@@ -13,8 +13,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A value, and where it stands, such as "result.tests[0].score". What has another form than it should is refused in a sentence
-// that begins with the place.
+// A value, and its place, such as "result.tests[0].score". A value of the wrong form is refused in
+// a sentence that begins with the place.
 class Field {
  public:
   Field(const Json& value, std::string place) : value_(value), place_(std::move(place)) {}
@@ -25,7 +25,7 @@ class Field {
     if (!value_.contains(name)) throw std::runtime_error(place_ + "." + name + " is missing");
     return {value_.at(name), place_ + "." + name};
   }
-  // The items of a list that has so many.
+  // The items of a list that must have from `least` to `most` of them.
   [[nodiscard]] std::vector<Field> items(std::size_t least = 0, std::size_t most = SIZE_MAX) const {
     require(value_.is_array() && value_.size() >= least && value_.size() <= most,
             least == 0 ? "a list"

@@ -19,7 +19,7 @@ namespace nn = heed::nn;
 // Places in WeightRequest::sets.
 constexpr std::size_t kSources = 0, kNoise = 1;
 
-// Of a layer around any variant that programs offer.
+// The measures of a layer around any variant that programs offer.
 [[nodiscard]] std::vector<nn::Measure> layer_measures(const nn::AttentionLayer<float>& layer,
                                                       Index rows, const nn::ChosenTokens& chosen) {
   const Index sequences = chosen.all() ? 2 : 4;  // answers are few
@@ -44,7 +44,7 @@ class Means {
   std::map<std::string, std::pair<double, int>> sums_;
 };
 
-// Of the rows of all heads that have a weight other than 0.
+// Adds means over the rows of all heads that have a weight other than 0.
 void add_rows(const heed::WeightMeasures& m, const nn::ChosenTokens& chosen, Means& to) {
   double entropy = 0, top = 0, rows = 0;
   for (Index b = 0; b < m.batch; ++b)
@@ -61,7 +61,7 @@ void add_rows(const heed::WeightMeasures& m, const nn::ChosenTokens& chosen, Mea
   to.add("top_weight", top / rows);
 }
 
-// What a head gives to the tokens that hold an answer and to noise: shares of a row's weight, means over rows.
+// The shares of a row's weight that a head gives to tokens with an answer and to noise, means over rows.
 struct Given {
   double answer = 0, noise = 0, rows = 0;
 };
@@ -82,7 +82,7 @@ struct Given {
   return given;
 }
 
-// Means over heads, and what the head gives that gives the answer most.
+// Adds means over heads, and the shares of the head that gives most to the answer.
 void add_shares(const std::vector<heed::WeightMeasures>& layers, const nn::ChosenTokens& chosen,
                 bool has_noise, Measures& to) {
   std::vector<Given> heads;
@@ -115,7 +115,7 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
   const heed_lm::Batch batch = source.validation_batch(0, rows);
   const bool is_task = !batch.difficulties.empty();
   heed::WeightRequest request;
-  if (is_task) request.sets = {batch.sources, batch.noise};  // kSources, kNoise
+  if (is_task) request.sets = {batch.sources, batch.noise};  // indices kSources and kNoise
   const auto weights = heed_lm::read_layers(model, context, batch.rows, batch.inputs, request);
   const auto add = [&](Means& means, const nn::ChosenTokens& chosen) {
     for (auto& block : model.blocks())
@@ -125,7 +125,7 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
   };
   add(all, {});
   to.measures = all.means();
-  if (!is_task) return;                   // a text asks everywhere
+  if (!is_task) return;                   // a text asks at every token
   std::vector<char> asked, others, held;  // held: the answer stands in tokens
   for (std::size_t t = 0; t < batch.targets.size(); ++t) {
     asked.push_back(batch.targets[t] != heed_lm::kNoTarget);

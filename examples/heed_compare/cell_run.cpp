@@ -19,7 +19,7 @@ namespace nn = heed::nn;
 using heed_lm::DataSource;
 using heed_lm::Score;
 
-// Hides what stands before position `at` from all positions behind it.
+// Hides the tokens before position `at` from all positions behind it.
 [[nodiscard]] heed::Mask<float> mask_behind(Index at) {
   return heed::visible<float>([at](auto, auto, auto i, auto j) { return (i <= at) | (j >= at); });
 }
@@ -61,7 +61,7 @@ class CellRun {
   }
 
   [[nodiscard]] double measure(double& step) {
-    // Some steps take several times as long as others, while a process touches its memory for the first time.
+    // Some steps take several times as long as others, while a process first touches its memory.
     constexpr std::size_t least = 5, most = 9;
     constexpr double enough = 0.02;
     std::vector<double> seconds;
@@ -86,7 +86,7 @@ class CellRun {
   }
 
  private:
-  // A fresh optimiser and a fresh schedule of so many steps.
+  // Sets a fresh optimiser and a fresh schedule of `steps` steps.
   void settle(Index steps) {
     run_.step = run_.skipped = 0;
     run_.optimiser = nn::AdamW<float>();
@@ -100,7 +100,7 @@ class CellRun {
     run_.train.ponder_prior = training.ponder_prior.value_or(run_.train.ponder_prior);
   }
 
-  // Trains on a stage. sound_ becomes false where training ended early because numbers were not finite.
+  // Trains on a stage. Sets sound_ to false if training ended early because numbers were not finite.
   void train_on(const DataSource& source, const std::string& stage,
                 const std::function<void(const heed_lm::Report&)>& on_step) {
     settle(experiment_.settings().training.steps);
@@ -147,7 +147,7 @@ class CellRun {
     }
   }
 
-  // Which tokens the model reads in the first held-out sequence.
+  // Draws which tokens the model reads in the first held-out sequence.
   void draw_reading(nn::Context<float>& context) {
     heed_lm::Batch first = task_.stages.front()->validation_batch(0, 1);
     first.inputs.resize(std::min(first.inputs.size(), heed_report::kMostLinkTokens));
@@ -155,7 +155,7 @@ class CellRun {
         reading_picture(*run_.model, context, cell_.variant, first.inputs, task_.token_name);
   }
 
-  // Adds the score, and tells whether it is finite.
+  // Adds the score; returns whether it is finite.
   bool add_test(const Experiment::Test& test) {
     set_noise(test.noise);
     result_.tests.push_back({test.name, score_on(*test.source)});
@@ -171,7 +171,7 @@ class CellRun {
     for (auto& block : run_.model->blocks()) block.attention().set_noise(sigma, stream++);
   }
 
-  // The score of a model that gives no finite loss has none.
+  // The score of a model; NaN if the model gives no finite loss.
   [[nodiscard]] Score score_on(const DataSource& source) {
     Score none;
     none.loss = none.accuracy = kNotFinite;
@@ -187,7 +187,7 @@ class CellRun {
     return context;
   }
 
-  // From its first batch.
+  // Estimates the seconds to score a source, from its first batch.
   [[nodiscard]] double seconds_to_score(const DataSource& source) {
     nn::Context<float> context = evaluation();
     const heed_lm::Batch batch = source.validation_batch(0, run_.train.batch);

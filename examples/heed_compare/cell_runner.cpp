@@ -27,7 +27,7 @@ std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
   std::vector<bool> there(cells.size(), false);
   std::vector<std::size_t> missing;
   std::size_t first = 0;
-  // Invariant: the first `first` results are there and have been handed on.
+  // Invariant: the first `first` results exist and have been passed on.
   const auto take = [&](std::size_t at, CellResult result) {
     results[at] = std::move(result);
     there[at] = true;

@@ -28,7 +28,7 @@ using heed_lm::ModelConfig;
 // Added to the seed of a task's held-out rows for those that are watched.
 constexpr std::uint64_t kWatchedSeed = 1000003;
 
-// Reads texts in characters if all are UTF-8, else in bytes; `why` then says which is not.
+// Reads texts in characters if all are UTF-8, else in bytes; `why` then names a text that is not.
 [[nodiscard]] std::unique_ptr<heed_lm::Tokenizer> tokenizer_for(
     const std::vector<std::pair<std::string, std::string>>& texts, std::string& why) {
   std::string all;
@@ -44,7 +44,7 @@ constexpr std::uint64_t kWatchedSeed = 1000003;
   return std::make_unique<heed_lm::CharacterTokenizer>(heed_lm::alphabet_of(all));
 }
 
-// A source of which only every other held-out row is left, from number `first` on. All of its rows have one length.
+// A source with every other held-out row of another source, from number `first` on. All rows have one length.
 class EveryOtherRow final : public DataSource {
  public:
   EveryOtherRow(Experiment::Source from, Index first) : from_(std::move(from)), first_(first) {}
@@ -76,7 +76,7 @@ class EveryOtherRow final : public DataSource {
   Index first_;
 };
 
-// A source of a task all of whose tokens are moved up: an alphabet of its own.
+// A source of a task with all tokens moved up: an alphabet of its own.
 class OtherAlphabet final : public DataSource {
  public:
   OtherAlphabet(Experiment::Source from, Index up) : from_(std::move(from)), up_(up) {}
@@ -198,7 +198,7 @@ Experiment::Task Experiment::open_text() {
   task.evaluate_every = settings_.training.evaluate_every.value_or(0);
   task.watched = std::make_shared<EveryOtherRow>(first, 0);
   Source held_out = first;
-  if (settings_.training.rates.size() > 1) {  // what chooses a rate is no test of it
+  if (settings_.training.rates.size() > 1) {  // rows that choose a rate are no test of it
     if (first->validation_rows() < 2)
       throw UsageError(name + " holds out " + std::to_string(first->validation_rows()) +
                        " sequence; --sweep needs two, one to choose with and one to report");
@@ -229,7 +229,7 @@ ModelConfig Experiment::config_of(const Cell& cell) const {
 }
 
 void Experiment::match_parameters() {
-  // What a task adds to a model, tokens and positions, it adds to all of them: any task shows by how much variants differ.
+  // A task adds tokens and positions to all models alike, so that any task shows by how much variants differ.
   Cell cell{tasks_.front().spec, "", 0, 0, 1, false};
   const auto parameters = [&](const std::string& variant, Index hidden) {
     cell.variant = variant;

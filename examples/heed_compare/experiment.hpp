@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An experiment: the data of each task, and the model that each variant trains on it. The MLP of plain attention's model is
-// four times as wide as the model; those of all others are as wide as gives them as many parameters, whatever else runs.
+// An experiment: the data of each task, and the model that each variant trains on it. The MLP of
+// plain attention's model is four times as wide as the model; the MLPs of all others have the width
+// that gives them as many parameters, whichever variants run.
 
 #include "cell.hpp"
 #include "cell_folder.hpp"
@@ -22,7 +23,7 @@ class Experiment {
  public:
   using Source = std::shared_ptr<const heed_lm::DataSource>;
 
-  // Rows that a trained model is scored on, and the noise that its queries and keys get (nn/noise.hpp).
+  // Rows on which a trained model is scored, and the noise added to its queries and keys (nn/noise.hpp).
   struct Test {
     std::string name;
     Source source;
@@ -34,14 +35,14 @@ class Experiment {
     Index vocabulary = 0;
     std::function<std::string(Index)> token_name;
     Index positions = 0;         // tokens of the longest sequence of training and tests
-    std::vector<Source> stages;  // what is trained on, one after another
-    // Rows that serve to choose a learning rate and to see when a model has learnt its task. No test has them.
+    std::vector<Source> stages;  // training data, one stage after another
+    // Rows that choose a learning rate and show when a model has learnt its task. No test has them.
     Source watched;
     Index evaluate_every = 0;  // steps between two scores on the watched rows; 0: none
     std::vector<Test> tests;   // held out first
   };
 
-  // Throws UsageError where a text, a task or the sizes cannot be used.
+  // Throws UsageError if a text, a task or the sizes cannot be used.
   explicit Experiment(const Settings& settings);
 
   [[nodiscard]] const Settings& settings() const { return settings_; }
@@ -52,7 +53,7 @@ class Experiment {
   [[nodiscard]] Index hidden_of(const std::string& variant) const { return hidden_.at(variant); }
   [[nodiscard]] heed_lm::ModelConfig config_of(const Cell& cell) const;
 
-  // What all cells share, for --out.
+  // Settings that all cells share, for --out.
   [[nodiscard]] SharedSettings shared_settings() const;
 
  private:
@@ -62,8 +63,8 @@ class Experiment {
 
   const Settings& settings_;
   std::vector<Task> tasks_;
-  std::map<std::string, Index> hidden_;  // of each variant
-  std::vector<std::string> texts_;  // what is in the texts, as numbers; none where none is read
+  std::map<std::string, Index> hidden_;  // width of each variant's MLP
+  std::vector<std::string> texts_;       // the texts' contents as numbers; empty if no text is read
 };
 
 }  // namespace compare

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // heed_compare compares the variants of attention on a text: the time of forward and backward as a share of the
-// machine's peak and relative to plain attention, scratch memory, and a check of the gradients. With --train it compares
-// what they are worth to a small language model.
+// machine's peak and relative to plain attention, scratch memory, and a check of the gradients.
+// With --train it trains a small language model with each variant, and compares them.
 //
 // Exit code  0 done, 1 a gradient is wrong or the work could not be finished, 2 options or files that cannot be
 // used.
@@ -14,7 +14,7 @@
 
 namespace {
 
-// Throws UsageError where the settings are not for several ranks.
+// Throws UsageError if the settings do not suit several ranks.
 void take_ranks(compare::Settings& settings, const heed_program::Ranks& ranks) {
   if (ranks.count() == 1) return;
   const std::string started = std::to_string(ranks.count()) + " ranks were started";

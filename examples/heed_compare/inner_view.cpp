@@ -34,7 +34,7 @@ using Problem = reference::Problem<double>;
   return problem;
 }
 
-// The first variant of the list that is of this type, as it is compared.
+// The first variant of the list with this type of op.
 template <class Op>
 [[nodiscard]] Op op_of_list(const Problem& problem, std::uint64_t seed) {
   std::optional<Op> found;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How dar, ode and dialectical treat the first tokens of the text, computed in double by their slow twins. Their
-// parameters are those of the comparison: nothing is trained.
+// Views of how dar, ode and dialectical treat the first tokens of the text, computed in double by
+// their references. The parameters are those of the comparison: nothing is trained.
 
 #include "settings.hpp"
 
 namespace compare {
 
-// Which of the views below the compared variants have: those of the same op show the same one.
+// The views that the compared variants have: variants of the same op show the same one.
 struct InnerViews {
   bool resonance = false, convergence = false, tension = false;
 };
@@ -28,12 +28,12 @@ struct ResonanceMaps {
 [[nodiscard]] std::vector<double> ode_residuals(const Settings& settings, const std::string& text,
                                                 Index len, int most);
 
-// Numbers of one head for each token. With weights that are not trained a step is hardly ever so small that a row halts
-// under the comparison's settings; here rows may halt at larger steps, and may take more of them.
+// Numbers of one head for each token. With untrained weights hardly any step is small enough for a row to halt under the
+// comparison's settings; here rows may halt at larger steps, and may take more of them.
 struct DialecticalRows {
   static constexpr int max_steps = 16;
   static constexpr double halt_eps = 0.07;
-  std::vector<double> steps, tension;  // `steps` counts those that were taken
+  std::vector<double> steps, tension;  // `steps` counts the steps taken
 };
 [[nodiscard]] DialecticalRows dialectical_rows(const Settings& settings, const std::string& text,
                                                Index len);

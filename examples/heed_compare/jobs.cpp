@@ -20,10 +20,10 @@ namespace compare {
 
 namespace {
 
-// How long results of other ranks may lie before they are read.
+// Longest time until results of other ranks are read.
 constexpr int kRanksMilliseconds = 5;
 
-// Writes a line to the pipe. There is nobody to tell of a failure but the reader, who sees the end.
+// Writes a line to the pipe. A failure is not reported: the reader sees the end.
 void write_line(int to, char kind, const std::string& text) {
   std::string line = kind + text + "\n";
   for (std::size_t at = 0; at < line.size();) {
@@ -77,7 +77,7 @@ class Worker {
   [[nodiscard]] int descriptor() const { return from_; }
   [[nodiscard]] std::size_t piece() const { return n_; }
 
-  // Reads what is there. Returns false at the end.
+  // Reads the bytes that have arrived. Returns false at the end.
   [[nodiscard]] bool read(const Jobs& jobs) {
     char bytes[4096];
     const ssize_t got = ::read(from_, bytes, sizeof bytes);
@@ -90,7 +90,7 @@ class Worker {
     text_.erase(0, begin);
     return true;
   }
-  // After the end: hands over the result. Returns what went wrong, or nothing.
+  // After the end: passes on the result. Returns the fault, or nothing.
   [[nodiscard]] std::string finish(const Jobs& jobs) {
     const int status = wait();
     if (result_) jobs.done(n_, *result_);

@@ -10,8 +10,8 @@ namespace compare {
 
 namespace {
 
-// compress has an answer for each token of a longer sequence, which all have to pass through one token; the `len` of listops
-// is but a bound.
+// compress has an answer for each token of a longer sequence, and all answers have to pass through
+// one token; the `len` of listops is only a bound.
 constexpr const char* kOfOneLength[] = {"compress", "listops"};
 
 }  // namespace

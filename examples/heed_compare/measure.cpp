@@ -38,7 +38,7 @@ constexpr double kSampleSeconds = 0.01;
   return best * 1e-9;
 }
 
-// One pass of one variant: what its timing needs and gathers.
+// One pass of one variant: the settings and results of its timing.
 struct Pass {
   void (Runner::*run)() = nullptr;
   Index scratch_bytes = 0;
@@ -46,14 +46,14 @@ struct Pass {
   std::vector<double> samples = {};  // ms per call
 
   void prepare(Runner& runner) {
-    (runner.*run)();  // buffers of the caller get their sizes
+    (runner.*run)();  // memory of the caller gets its size
     const double once = std::max(time_calls(runner, 1), 1e-9);
     calls = int(std::clamp(std::ceil(kSampleSeconds / once), 1.0, 10'000.0));
   }
 
   void sample(Runner& runner) { samples.push_back(time_calls(runner, calls) * 1e3 / calls); }
 
-  // Returns the seconds in all. Memory is the most of all calls: workers need not all be at work in each.
+  // Returns the total seconds. Memory is the largest of all calls: not every call needs all workers.
   [[nodiscard]] double time_calls(Runner& runner, int count) {
     const MemoryMeter meter;
     const double elapsed = heed::seconds_of([&] {
@@ -65,7 +65,7 @@ struct Pass {
 
   [[nodiscard]] double median() const { return heed::median_of(samples); }
 
-  // Each round's time over that of the baseline in the same round.
+  // Each round's time over the baseline's in the same round.
   [[nodiscard]] std::vector<double> ratios_to(const Pass& baseline) const {
     std::vector<double> ratios;
     for (std::size_t round = 0; round < samples.size(); ++round)
@@ -119,7 +119,7 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
   return round;
 }
 
-// Backward in `dtype` against central differences of forward in double, at the same numbers.
+// Compares backward in `dtype` with central differences of forward in double, at the same numbers.
 [[nodiscard]] std::map<std::string, double> gradient_errors(const Settings& settings, Dtype dtype,
                                                             const std::string& text,
                                                             Progress& progress) {
@@ -162,7 +162,7 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
                        [](const Timed& one) { return one.runner->name() == heed::kBaseline; });
 }
 
-// The names of variants, and that of the baseline, whose time is the unit of theirs.
+// The names of variants, and the baseline's, whose time is the unit of theirs.
 [[nodiscard]] std::vector<std::string> with_baseline(std::vector<std::string> names) {
   if (std::find(names.begin(), names.end(), heed::kBaseline) == names.end())
     names.emplace_back(heed::kBaseline);
@@ -174,7 +174,7 @@ void add_records(const std::vector<Timed>& all, const Settings& settings, Dtype 
   const Timed& baseline = baseline_of(all);
   for (const Timed& one : all) {
     const auto error = errors.find(one.runner->name());
-    if (error == errors.end()) continue;  // a baseline that was not asked for
+    if (error == errors.end()) continue;  // a baseline that was not requested
     const double product = 2 * one.runner->visible_pairs() * double(settings.shape.dim);
     for (Record record :
          {record_of(one, one.forward, baseline.forward, "forward", 2 * product),

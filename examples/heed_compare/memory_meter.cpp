@@ -25,7 +25,7 @@ void note_held(Index now) {
   }
 }
 
-// Null when there is no memory.
+// Null if there is no memory.
 [[nodiscard]] void* allocate(std::size_t bytes, std::size_t gap) noexcept {
   if (bytes > SIZE_MAX - 2 * gap) return nullptr;
   const std::size_t whole = (bytes + gap + gap - 1) / gap * gap;  // aligned_alloc wants multiples

@@ -2,7 +2,7 @@
 #pragma once
 
 // Counts the memory that the program holds through operator new, which memory_meter.cpp replaces.
-// Thread stacks and what the OpenMP runtime keeps for itself are not counted.
+// Thread stacks and the memory of the OpenMP runtime are not counted.
 
 #include <heed/core/config.hpp>
 

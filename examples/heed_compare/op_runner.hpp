@@ -106,7 +106,7 @@ class OpRunner final : public Runner {
 
  private:
   using Columns = heed::InputColumns<Op>;
-  // The blocks of a variant's own mask are kept: all calls have the same sizes.
+  // The variant's own mask with its blocks kept: all calls have the same sizes.
   [[nodiscard]] static heed::Mask<T> mask_of(const heed::Variant<Op>& variant,
                                              const RunnerSetup& setup) {
     const heed::Mask<T> callers = setup.causal ? heed::causal<T>() : heed::Mask<T>();
@@ -153,7 +153,7 @@ class OpRunner final : public Runner {
     text << ")";
   }
 
-  // Writes the shapes that the variant reads. They show how V1 and V2 keep the baseline's number of products.
+  // Writes the shapes that the variant reads. They show how V1 and V2 have the baseline's number of products.
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
     const heed::Inputs<T> in = call_.inputs();
@@ -170,8 +170,8 @@ class OpRunner final : public Runner {
            << call_.op.normaliser.source(call_.geometry(), 0, 0).width;
   }
 
-  // Moves parameters of several values by normal numbers of standard deviation 0.1. These are rounded to float, so that
-  // float and double runners check gradients at nearly the same point.
+  // Moves parameters with several values by normal numbers of standard deviation 0.1. These are
+  // rounded to float, so that float and double runners check gradients at nearly the same point.
   void move_tensors() {
     std::uint64_t stream = 1000;
     call_.op.visit([&](const char*, auto& param) {

@@ -27,7 +27,7 @@ constexpr int kMostSteps = 12;
   return std::to_string(number) + what;
 }
 
-// A byte of the text as a character that can be seen: an arrow for a line break, a dot for what has no sign of its own.
+// A visible character for a byte of the text: an arrow for a line break, a dot for a byte without a sign.
 [[nodiscard]] std::string visible(char c) {
   if (c == '\n') return "\u21B5";
   return c >= ' ' && c <= '~' ? std::string(1, c) : "\u00B7";

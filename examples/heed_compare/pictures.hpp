@@ -5,7 +5,7 @@
 
 namespace compare {
 
-// Writes the page of pictures if --report asks for it; for its plots over length, times shorter texts as well.
+// Writes the page of pictures if --report asks for it; plots over length need times of shorter texts as well.
 void write_pictures(const Settings&, const Machine&, const Comparison&);
 
 }  // namespace compare

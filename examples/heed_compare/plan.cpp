@@ -17,7 +17,7 @@ namespace compare {
 
 namespace {
 
-// How many rounds of measurements choose the number of jobs.
+// Number of rounds of measurements that choose the number of jobs.
 constexpr int kRounds = 3;
 
 // "48 s", "12 min", "3 h 20 min".
@@ -32,7 +32,7 @@ constexpr int kRounds = 3;
 struct Missing {
   std::string task, variant;
   std::size_t choosing = 0, results = 0;
-  double step = 0, seconds = 0;  // of a step; of all these cells
+  double step = 0, seconds = 0;  // seconds of one step; seconds of all these cells
 };
 
 class Planner {
@@ -120,9 +120,9 @@ class Planner {
     if (missing.choosing + missing.results > 0) missing_.push_back(std::move(missing));
   }
 
-  // Sets jobs_ and threads_. The steps of one variant of each task are measured with all threads, and then as many at once
-  // as there are threads, with one each: what is measured beside others is as slow as it will be beside others. Rounds of
-  // both say how sure that is.
+  // Sets jobs_ and threads_. The steps of one variant of each task are measured with all threads,
+  // and then as many at once as there are threads, with one each, so that they slow each other down
+  // as jobs will. Several rounds of both show how sure the choice is.
   void choose() {
     std::size_t cells = 0;
     std::vector<Missing> alone;
@@ -157,7 +157,7 @@ class Planner {
     threads_ = share;
   }
 
-  // Sets step and seconds of each, `at_once` at a time.
+  // Sets step and seconds of each item, measuring `at_once` at a time.
   void measure(std::vector<Missing>& of, int at_once, int threads, bool apart) const {
     Jobs jobs;
     jobs.count = of.size();
@@ -192,7 +192,7 @@ class Planner {
   const Experiment& experiment_;
   const CellRunner& runner_;
   int jobs_, threads_;
-  std::string why_;  // behind both, where they were chosen
+  std::string why_;  // the reason for both, if they were chosen
   std::size_t all_ = 0, done_ = 0;
   std::vector<Missing> missing_;
 };
@@ -225,7 +225,7 @@ std::vector<Cell> choosing_cells(const Experiment& experiment, const std::string
 std::vector<RateScore> rate_scores(const std::vector<Cell>& cells,
                                    const std::vector<CellResult>& results) {
   std::vector<RateScore> scores;
-  // Invariant: cells before `first` have their scores; those from there to `last` are of one rate.
+  // Invariant: cells before `first` have their scores; cells from there to `last` have one rate.
   for (std::size_t first = 0, last = 0; first < cells.size(); first = last) {
     std::vector<double> losses, accuracies;
     for (; last < cells.size() && cells[last].learning_rate == cells[first].learning_rate; ++last) {

@@ -25,7 +25,7 @@ namespace compare {
   return text;
 }
 
-// A number for CSV; empty where it is not finite, as JSON has null there.
+// A number for CSV; empty if it is not finite, where JSON has null.
 [[nodiscard]] inline std::string csv_number(double x, int digits) {
   return std::isfinite(x) ? print("%.*g", digits, x) : "";
 }

@@ -6,7 +6,7 @@ namespace compare {
 namespace {
 
 constexpr char kOrder = '>', kDismissed = '.';
-// A rank says how far it is so often, not at each step of a small model.
+// Shortest time between two progress reports of a rank; a step of a small model is shorter.
 constexpr auto kSayEvery = std::chrono::milliseconds(100);
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
 
@@ -53,7 +53,7 @@ void RankWorkers::read(const Line& line) {
 void serve(heed_program::Ranks& ranks,
            const std::function<std::string(const std::string& order, const Say& say)>& work) {
   using Clock = std::chrono::steady_clock;
-  const double timeout = std::exchange(ranks.timeout, 0);  // rank 0 may have no order for long
+  const double timeout = std::exchange(ranks.timeout, 0);  // an order may be long in coming
   while (true) {
     const std::string order = ranks.wait_text({0}).second;
     if (order[0] == kDismissed) break;

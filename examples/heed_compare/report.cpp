@@ -176,7 +176,7 @@ std::string json_text(const Settings& settings, const Machine& machine,
       {"text", {{"source", comparison.text_source}, {"bytes", comparison.text_bytes}}},
       {"seed", settings.seed},
       {"records", records}};
-  // A file name need not be UTF-8.
+  // A file name may be no UTF-8.
   return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

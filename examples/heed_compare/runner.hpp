@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One variant of one dtype and shape, ready to run. Its type is hidden behind an interface, so that variants can be timed
-// in turn; runners_float.cpp and its neighbours compile the variants.
+// One variant of one dtype and shape, ready to run. An interface hides its type, so that variants
+// can be timed in turn; runners_float.cpp and its neighbours compile the variants.
 
 #include "text_input.hpp"
 
@@ -28,27 +28,27 @@ class Runner {
   virtual ~Runner() = default;
 
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // The variant's options, hyper-parameters (scalars by value, tensors by shape) and the shapes of its inputs, as text.
+  // The variant's options and hyper-parameters (scalars by value, tensors by shape), and the shapes of its inputs, as text.
   [[nodiscard]] virtual std::string settings() const = 0;
 
-  // Pairs of a query and a key that it sees, over all batches and heads.
+  // Number of pairs of a query and a key that it sees, over all batches and heads.
   [[nodiscard]] virtual double visible_pairs() const = 0;
 
   // Run one pass on the text; backward() must follow a forward() of the same runner.
   virtual void forward() = 0;
   virtual void backward() = 0;
 
-  // The gradients at the inputs that are made from the text. Parameters of several values are first moved off their
-  // defaults, since the gradient at a default of zeros would test nothing.
+  // The gradients at the inputs that are made from the text. Parameters of several values are first
+  // moved off their defaults, since the gradient at a default of zeros would test nothing.
   [[nodiscard]] virtual GradientPoint gradient_point() = 0;
-  // The loss sum(out o grad_out) for other tensors, which come in the order of gradient_point().
+  // The loss sum(out o grad_out) for other tensors, in the order of gradient_point().
   [[nodiscard]] virtual double loss(const std::vector<std::vector<double>>& tensors,
                                     const std::vector<double>& grad_out) = 0;
 };
 
 struct RunnerSetup {
   std::vector<std::string> names;
-  heed::Geometry geometry;  // of the baseline
+  heed::Geometry geometry;  // the baseline's
   bool causal = false;
   int threads = 1;
   std::uint64_t seed = 1;

@@ -32,7 +32,7 @@ constexpr const char* kOutput =
     "Standard output has the table. Progress is a line on standard error if that is a terminal.\n"
     "bench/FORMATS.md describes the fields of --json and --csv and the files of --report.\n";
 
-// Values of options as they stand on the command line, not yet converted.
+// Values of options in the words of the command line.
 struct Words {
   std::string variants, shape, dtype = "both", threads = "0", seed = "1";
 };
@@ -49,10 +49,11 @@ using heed_program::detail::read_number;
   return names;
 }
 
-// Stands for all variants of the zoo.
+// A name for all variants of the zoo.
 constexpr const char* kZoo = "zoo";
 
-// `hiding` is the option that hides later keys, or null: what reads them by design is refused then, and is no part of kZoo.
+// `hiding` is the option that hides later keys, or null: variants that read them by design are then
+// refused, and kZoo leaves them out.
 [[nodiscard]] std::vector<std::string> read_variants(const std::string& text,
                                                      const std::vector<std::string>& known,
                                                      const char* hiding) {
@@ -90,8 +91,8 @@ constexpr const char* kZoo = "zoo";
   return {n[0], n[1], n[2], n[3]};
 }
 
-// Throws UsageError where the machine has less memory than the comparison needs: all variants together hold about
-// `tensors` arrays of the baseline's shape, in double.
+// Throws UsageError if the machine has less memory than the comparison needs: all variants together
+// hold about `tensors` arrays of the baseline's shape, in double.
 void require_memory(const heed::Shape& shape) {
   constexpr double tensors = 32;
   const double needed = tensors * 8 * double(shape.batch) * double(shape.heads) *

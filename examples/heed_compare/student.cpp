@@ -43,7 +43,7 @@ namespace {
 }  // namespace
 
 double student_share(double t, double degrees) {
-  // What lies beyond |t| on both sides is I_x(degrees / 2, 1 / 2) with x = degrees / (degrees + t^2).
+  // The share of the distribution beyond |t| on both sides is I_x(degrees / 2, 1 / 2) with x = degrees / (degrees + t^2).
   const double beyond = beta_share(degrees / (degrees + t * t), degrees / 2, 0.5) / 2;
   return t < 0 ? beyond : 1 - beyond;
 }

@@ -8,7 +8,7 @@
 
 namespace compare {
 
-// What a tensor is for. The numbers also choose the random streams of the projections.
+// The use of a tensor. The numbers also choose the random streams of the projections.
 enum class Role : std::uint64_t {
   query = 1,
   key,

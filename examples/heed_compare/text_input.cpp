@@ -15,7 +15,7 @@ namespace {
 
 constexpr Index kWidth = TextInput::width;
 
-// (256, width)
+// A table of shape (256, width).
 [[nodiscard]] std::vector<double> byte_embedding(std::uint64_t seed) {
   const heed::CounterRandom random(seed, 0);
   std::vector<double> table(std::size_t(256 * kWidth));
@@ -39,7 +39,7 @@ void normalise(double* row) {
   for (Index c = 0; c < kWidth; ++c) row[c] *= factor;
 }
 
-// (heads, width, dim)
+// A matrix per head, (heads, width, dim).
 [[nodiscard]] std::vector<double> projection(std::uint64_t seed, std::uint64_t stream, Index heads,
                                              Index dim) {
   const heed::CounterRandom random(seed, stream);

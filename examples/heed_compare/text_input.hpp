@@ -19,7 +19,7 @@ namespace compare {
 
 using heed::Index;
 
-// The text that is compared on without --text: about 3 KB of prose, written for this program.
+// The text of a comparison without --text: about 3 KB of prose, written for this program.
 [[nodiscard]] const std::string& default_text();
 
 // The bytes of a file; throws UsageError when it cannot be read or is empty.
@@ -27,7 +27,7 @@ using heed::Index;
 
 class TextInput {
  public:
-  static constexpr Index width = 128;  // of x
+  static constexpr Index width = 128;  // width of x
 
   // `text` is repeated until batch * len tokens are there; it must not be empty.
   TextInput(const std::string& text, Index batch, Index len, std::uint64_t seed);
@@ -35,7 +35,7 @@ class TextInput {
   [[nodiscard]] Index batch() const { return batch_; }
   [[nodiscard]] Index len() const { return len_; }
 
-  // A projection of the text, (batch, heads, len, dim); another one for each `stream`.
+  // A projection of the text, (batch, heads, len, dim); each `stream` gives another one.
   [[nodiscard]] std::vector<double> project(std::uint64_t stream, Index heads, Index dim) const;
 
  private:

@@ -13,7 +13,7 @@ namespace compare {
 
 namespace {
 
-// f(run) of each run.
+// Calls f(run) for each run and collects the results.
 template <class F>
 [[nodiscard]] std::vector<double> of_runs(const TrainedVariant& variant, F&& f) {
   std::vector<double> numbers;
@@ -27,10 +27,10 @@ template <class F>
   return of_runs(variant, [&](const CellResult& run) { return stage_of(run, after, on).loss; });
 }
 
-// The cells of all variants on all tasks, one below the other, and whose they are.
+// The cells of all variants on all tasks in one list, and the variant of each.
 struct Batches {
   std::vector<Cell> cells;
-  std::vector<std::size_t> ends;  // of each variant's cells
+  std::vector<std::size_t> ends;  // end of each variant's cells
 
   void add(const std::vector<Cell>& more) {
     cells.insert(cells.end(), more.begin(), more.end());
@@ -177,7 +177,7 @@ TrainingComparison compare_training(Settings& settings, const TrainingWatch& wat
   for (const TrainedVariant& variant : variants)
     batches.add(result_cells(experiment, variant.task, variant.name, variant.learning_rate));
   const std::size_t per_task = settings.variants.size();
-  std::size_t next = 0;  // variant whose runs are not all there
+  std::size_t next = 0;  // first variant whose runs are not complete
   const auto on_first = [&](std::size_t n, const std::vector<CellResult>& results) {
     if (n < batches.ends[next]) return;
     TrainedVariant& variant = variants[next];

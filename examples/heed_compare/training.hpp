@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures what the variants are worth: trains the same small language model with each of them, on the same texts or tasks
-// in the same order (experiment.hpp), and compares their runs pair by pair, seed by seed.
+// Trains the same small language model with each variant, on the same texts or tasks in the same
+// order (experiment.hpp), and compares the runs pair by pair, seed by seed.
 //
 // With several stages, texts or alphabets of a task, it also measures forgetting: each model goes on with the next one for
 // as many steps, and is scored on all of them after each.
@@ -30,38 +30,38 @@ struct TrainedVariant {
                                             const std::string& test = kHeldOut);
 [[nodiscard]] std::vector<double> accuracies_of(const TrainedVariant& variant,
                                                 const std::string& test = kHeldOut);
-// With several stages: the loss of each seed on the second after it, on the first after the last, and what later stages
-// did to earlier ones. Empty without.
+// With several stages: the loss of each seed on the second stage after it, on the first stage after
+// the last, and the effect of later stages on earlier ones. Empty with one stage.
 [[nodiscard]] std::vector<double> second_losses_of(const TrainedVariant& variant);
 [[nodiscard]] std::vector<double> forgotten_losses_of(const TrainedVariant& variant);
 [[nodiscard]] std::vector<double> backward_transfers_of(const TrainedVariant& variant,
                                                         double StageScore::*score);
 [[nodiscard]] double tokens_per_second_of(const TrainedVariant& variant);  // median
-[[nodiscard]] Index skipped_of(const TrainedVariant& variant);             // of all runs
+[[nodiscard]] Index skipped_of(const TrainedVariant& variant);             // sum over all runs
 // Means over the runs that have the measure.
 [[nodiscard]] Measures means_of(const TrainedVariant& variant, Measures CellResult::*measures);
 
-// The unit of losses, means over what a model is asked for: the answers of a task, all tokens of a text.
+// The unit of losses: they are means over the answers of a task, or over all tokens of a text.
 [[nodiscard]] const char* loss_unit_of(const std::string& task);
-// How many the variants' scores in a test are means over: all seeds and variants are asked for the same ones. 0 where none
-// of them has a finite loss.
+// Number of answers over which the variants' scores in a test are means: all seeds and variants
+// have the same ones. 0 if none of them has a finite loss.
 [[nodiscard]] Index answers_in(const std::vector<const TrainedVariant*>& variants,
                                const std::string& test);
 
 enum class Quantity { loss, accuracy };
 [[nodiscard]] const char* name_of(Quantity quantity);
-// "higher", "lower", "no difference seen", or "unknown" where there is no interval.
+// "higher", "lower", "no difference seen", or "unknown" without an interval.
 [[nodiscard]] const char* verdict_of(const std::optional<Difference>& difference);
 
 struct TrainingComparison {
   std::vector<Experiment::Task> tasks;
-  std::vector<TrainedVariant> variants;  // of the first task, then of the next
+  std::vector<TrainedVariant> variants;  // variants of the first task, then of the next
 };
 
-// Those of one task.
+// The variants of one task.
 [[nodiscard]] std::vector<const TrainedVariant*> variants_of(const TrainingComparison& comparison,
                                                              const std::string& task);
-// The baseline's runs on a task; null where it did not run.
+// The baseline's runs on a task; null if it did not run.
 [[nodiscard]] const TrainedVariant* baseline_of(const TrainingComparison& comparison,
                                                 const std::string& task);
 // Loss or accuracy of the variant in a test less that of the baseline, paired by seed; none for fewer than two seeds.
@@ -69,8 +69,8 @@ struct TrainingComparison {
                                                       const TrainedVariant& variant,
                                                       const std::string& test, Quantity quantity);
 
-// What compare_training() calls: on_plan once with the text of the plan, on_task before a task's first variant, on_variant
-// after each variant, on_task_end with all of them so far.
+// Functions that compare_training() calls: on_plan once with the text of the plan, on_task before a
+// task's first variant, on_variant after each variant, on_task_end with all variants so far.
 struct TrainingWatch {
   std::function<void(const std::string&)> on_plan;
   std::function<void(const Experiment::Task&)> on_task;
@@ -78,8 +78,8 @@ struct TrainingWatch {
   std::function<void(const TrainingComparison&, const Experiment::Task&)> on_task_end;
 };
 
-// Trains all variants of the settings on all tasks; none of them where only the plan is asked for. Jobs and threads become
-// those of the plan. Other ranks, which serve_cells(), train beside this one.
+// Trains all variants of the settings on all tasks, or none if only the plan is requested. Sets
+// jobs and threads to those of the plan. Other ranks, which serve_cells(), train beside this one.
 [[nodiscard]] TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch,
                                                   heed_program::Ranks* ranks = nullptr);
 

@@ -55,14 +55,14 @@ constexpr int kFormat = 2;
       {"measures_elsewhere", means_of(v, &CellResult::elsewhere)}};
 }
 
-// What attention reported at these answers, means.
+// The attention's reports at these answers, as means.
 [[nodiscard]] Measures means_of(const heed_lm::Score::Part& part) {
   Measures means;
   for (const auto& [name, sum] : part.reports) means[name] = sum / double(part.answers);
   return means;
 }
 
-// A record for each test of each run.
+// Adds a record for each test of each run.
 void add_records(const TrainedVariant& v, Json& records) {
   for (std::size_t run = 0; run < v.runs.size(); ++run)
     for (const auto& [test, score] : v.runs[run].tests) {

@@ -5,7 +5,7 @@
 
 namespace compare {
 
-// The results as the JSON and the CSV of bench/FORMATS.md.
+// The results in the JSON and CSV formats of bench/FORMATS.md.
 [[nodiscard]] std::string training_json(const Settings& settings, const TrainingComparison& c);
 [[nodiscard]] std::string training_csv(const TrainingComparison& c);
 

@@ -19,7 +19,7 @@ using heed_report::LinePlot;
 using heed_report::Picture;
 using Variants = std::vector<const TrainedVariant*>;
 
-// Pictures of one task; with several tasks their names and titles tell which.
+// Pictures of one task; if there are several tasks, names and titles tell which.
 class TaskPictures {
  public:
   TaskPictures(const Settings& settings, const TrainingComparison& comparison,
@@ -124,7 +124,7 @@ class TaskPictures {
               (note.empty() ? " answers " : " ") + test;
     return note + "; the same ones for all seeds and variants.";
   }
-  // What is held out, by what the task counts as difficulty.
+  // Accuracy on held-out rows, by the task's difficulty.
   [[nodiscard]] Picture by_difficulty() const {
     return course_of("accuracy_by_difficulty", "Answers that are right, by difficulty", seeds_,
                      tasks::task_entry(name_).difficulty, [](const CellResult& run) {
@@ -134,7 +134,7 @@ class TaskPictures {
                        return accuracies;
                      });
   }
-  // Seeds have the same steps, but for those that ended early.
+  // Accuracy over steps. Seeds have the same steps, except those that ended early.
   [[nodiscard]] Picture courses() const {
     return course_of("accuracy_course", "Answers that are right, in the course of training",
                      seeds_ + " On rows that no other figure is about.", "step",
@@ -145,7 +145,7 @@ class TaskPictures {
                        return accuracies;
                      });
   }
-  // The share of right answers against what accuracies(run) has it by.
+  // The share of right answers over the difficulties that accuracies(run) lists.
   template <class F>
   [[nodiscard]] Picture course_of(const char* name, const char* named, const std::string& note,
                                   const std::string& x, F&& accuracies) const {
@@ -196,7 +196,8 @@ class TaskPictures {
     }
     return draw(plot);
   }
-  // All variants see the same batches in the same order, so that the ratio scatters less than either loss.
+  // Losses over the baseline's. All variants see the same batches in the same order, so that the
+  // ratio scatters less than either loss.
   [[nodiscard]] Picture curves_over_baseline() const {
     LinePlot plot{file("training_loss_ratio"),
                   title("Training loss relative to plain attention"),
@@ -209,7 +210,7 @@ class TaskPictures {
           ratio_to(baseline_->runs.front().curve, v->runs.front().curve, v->name));
     return draw(plot);
   }
-  // The points of the curve that are means of the same steps as one of the baseline, over that one.
+  // The ratios of those points of the curve that are means over the same steps as a point of the baseline.
   [[nodiscard]] static heed_report::Series ratio_to(const TrainingCurve& baseline,
                                                     const TrainingCurve& curve,
                                                     const std::string& name) {
@@ -232,7 +233,7 @@ class TaskPictures {
   const TrainedVariant* baseline_;
 };
 
-// The name of a measure's file: what is no letter or digit becomes "_".
+// The name of a measure's file: characters that are no letters or digits become "_".
 [[nodiscard]] std::string file_name(const std::string& measure) {
   std::string name = "measure_";
   for (const char c : measure)
@@ -240,7 +241,7 @@ class TaskPictures {
   return name;
 }
 
-// A chart for each measure, with the variants that have it; none for a measure that is 0 for all of them.
+// A chart for each measure, with the variants that have it; no chart for a measure that is 0 for all of them.
 std::vector<Picture> TaskPictures::measures() const {
   std::map<std::string, BarChart> charts;
   for (const TrainedVariant* v : variants_)
@@ -267,7 +268,7 @@ std::vector<Picture> TaskPictures::measures() const {
   return pictures;
 }
 
-// Accuracy of all variants on all tasks but the text.
+// Accuracy of all variants on all tasks except the text.
 [[nodiscard]] Picture accuracy_table(const TrainingComparison& comparison) {
   heed_report::HeatMap map{"accuracy_by_task",
                            "Answers that are right, by task",

@@ -14,7 +14,7 @@ namespace compare {
 
 namespace {
 
-// Throws std::runtime_error with the variants that have a loss that is not finite.
+// Throws std::runtime_error with the names of variants whose loss is not finite.
 void require_finite(const TrainingComparison& comparison) {
   std::string names;
   std::set<std::string> named;

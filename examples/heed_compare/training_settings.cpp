@@ -17,16 +17,17 @@ namespace {
 using heed_program::split;
 using heed_program::detail::read_number;
 
-// What --quick trains where no option says otherwise.
+// Number of steps under --quick if no option sets it.
 constexpr Index kQuickSteps = 200;
 constexpr int kQuickSeeds = 2;
 constexpr ModelSizes kQuickModel{64, 2, 2, 64, 16};
-// With these plain attention learns the tasks within minutes.
+// Plain attention learns the tasks within minutes at these sizes.
 constexpr ModelSizes kTaskModel{64, 2, 2, 128, 64};
 
 constexpr Index kMostFactor = 64;
 
-// Of a list that commas separate, such as that of --noise. It begins behind so many characters of the text.
+// The numbers of a list that commas separate, such as that of --noise. The list begins behind the first
+// `behind` characters of the text.
 template <class Number>
 [[nodiscard]] std::vector<Number> read_list(const char* option, const std::string& text,
                                             Number least, Number most, const std::string& what,
@@ -57,7 +58,7 @@ template <class Number>
   return rates;
 }
 
-// Takes the sizes that no option gives.
+// Sets the sizes that no option gives.
 void take_sizes(const CLI::App& app, const ModelSizes& sizes, ModelSizes& to) {
   const auto take = [&](const char* option, Index ModelSizes::*size) {
     if (app.count(option) == 0) to.*size = sizes.*size;
@@ -69,7 +70,7 @@ void take_sizes(const CLI::App& app, const ModelSizes& sizes, ModelSizes& to) {
   take("--batch", &ModelSizes::batch);
 }
 
-// --train, or what --quick stands for.
+// Sets the defaults of --quick.
 void take_quick(const CLI::App& app, Settings& settings) {
   TrainingSettings& training = settings.training;
   if (!settings.quick) return;
@@ -101,7 +102,7 @@ std::vector<std::string> read_tasks(const std::string& text) {
     specs.emplace_back(kText);
   } else {
     for (const std::string& item : split(text)) {
-      // "pairs=8" goes on with the numbers of the task before it; "mqar:len=128" and "parity" are tasks.
+      // "pairs=8" continues the parameters of the task before it; "mqar:len=128" and "parity" are tasks.
       const std::size_t equals = item.find('='), colon = item.find(':');
       const bool goes_on =
           equals != std::string::npos && (colon == std::string::npos || colon > equals);

@@ -14,7 +14,7 @@ class App;
 
 namespace compare {
 
-// Values of options as they stand on the command line, not yet converted.
+// Values of options in the words of the command line.
 struct TrainingWords {
   std::string tasks = kText, sweep, lengths, noise;
   double rate = 2e-3;
@@ -31,7 +31,7 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings);
 // Prints all tasks with their numbers.
 void print_task_help();
 
-// Sets settings.training by what was given. Throws UsageError.
+// Sets settings.training from the given options. Throws UsageError.
 void take_training(const CLI::App& app, const TrainingWords& words, Settings& settings);
 
 // The specs of "mqar:len=128,pairs=8,parity,text", or of "all". Throws UsageError.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kTableWidth = 100;
 
-// One number has no spread.
+// Mean and spread as text; a single number has no spread.
 [[nodiscard]] std::string mean_and_spread(const std::vector<double>& x) {
   const double mean = mean_of(x);
   if (!std::isfinite(mean)) return "not finite";
@@ -37,7 +37,7 @@ constexpr std::size_t kTableWidth = 100;
   return std::isfinite(x) ? print("%.3g", x) : "not finite";
 }
 
-// Items with commas, in lines of up to 92 characters behind an indent of four.
+// Joins items with commas, in lines of up to 92 characters behind an indent of four.
 [[nodiscard]] std::string lines_of(const std::string& begin,
                                    const std::vector<std::string>& items) {
   std::string text, line = begin;
@@ -83,8 +83,7 @@ constexpr std::size_t kTableWidth = 100;
   return text.empty() ? "" : "    90 % right after steps: " + text + "\n";
 }
 
-// The best rate of a sweep says little where it lies at an edge: what is beyond was not tried.
-// "smallest" or "largest" for a rate at an edge.
+// "smallest" or "largest" for a best rate at an edge of the sweep, which says little since rates beyond it were not tried.
 [[nodiscard]] std::string edge_of(const TrainedVariant& v) {
   double least = v.learning_rate, most = v.learning_rate;
   for (const RateScore& one : v.sweep) {
@@ -106,12 +105,12 @@ constexpr std::size_t kTableWidth = 100;
                                edge == "smallest" ? "smaller" : "larger"));
 }
 
-// Accuracy is what a task is about, loss what a text is about.
+// The quantity to report: accuracy for a task, loss for a text.
 [[nodiscard]] Quantity quantity_of(const std::string& task) {
   return task == kText ? Quantity::loss : Quantity::accuracy;
 }
 
-// Scores on all stages after each of them, means over seeds.
+// Scores on all stages after each stage, means over seeds.
 [[nodiscard]] std::string stage_lines(const TrainedVariant& v) {
   if (v.runs.front().stages.empty()) return "";
   const bool loss = quantity_of(v.task) == Quantity::loss;
@@ -131,7 +130,7 @@ constexpr std::size_t kTableWidth = 100;
   return text + "    backward transfer " + mean_and_spread(backward_transfers_of(v, score)) + "\n";
 }
 
-// "0.987+": better than the baseline. Sets `marked` where it was compared.
+// A marked score: "0.987+" is better than the baseline. Sets `marked` if it was compared.
 [[nodiscard]] std::string marked_score(const TrainingComparison& comparison,
                                        const TrainedVariant& v, bool& marked) {
   const Quantity quantity = quantity_of(v.task);
@@ -260,7 +259,7 @@ std::string tasks_table(const TrainingComparison& comparison) {
   };
   std::string text = "accuracy on what is held out, of text the loss\n";
   bool marked = false;
-  // Invariant: the variants before `first` stand in tables above; those from there to `last` fit into one.
+  // Invariant: the variants before `first` stand in tables above; variants from there to `last` fit into one table.
   for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
     std::string head = print("%-17s", "");
     for (; last < all.size(); ++last) {

@@ -36,14 +36,14 @@ class BpeMerges::Chain {
   Chain(const BpeMerges& merges, std::vector<Index>& ids) : merges_(merges), ids_(ids) {
     for (std::size_t at = 0; at < ids.size(); ++at) {
       next_.push_back(at + 1);
-      before_.push_back(at - 1);  // of the first place never read
+      before_.push_back(at - 1);  // before the place that is first in the list; never read
     }
     for (std::size_t at = 0; at < ids.size(); ++at) queue_pair(at);
   }
 
   [[nodiscard]] bool done() const { return queue_.empty(); }
 
-  // Merges all pairs of the earliest rule. Pairs that arise count from the next round on.
+  // Merges all pairs of the earliest rule. Pairs that this creates count from the next round on.
   void merge_round() {
     const std::size_t rank = queue_.top().first;
     std::vector<std::size_t> merged;
@@ -76,7 +76,7 @@ class BpeMerges::Chain {
     return true;
   }
 
-  using Queued = std::pair<std::size_t, std::size_t>;  // rank, place of the left token
+  using Queued = std::pair<std::size_t, std::size_t>;  // rule, place of the left token
   const BpeMerges& merges_;
   std::vector<Index>& ids_;
   std::vector<std::size_t> next_, before_;

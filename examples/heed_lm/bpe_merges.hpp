@@ -27,8 +27,8 @@ class BpeMerges {
   [[nodiscard]] bool add(Rule rule);
   [[nodiscard]] const std::vector<Rule>& rules() const { return rules_; }
 
-  // `merged` of each rule must be longer than its `left` and `right`, as text: then no rule applies
-  // to what it has made itself.
+  // The token `merged` of each rule must be longer than `left` and `right`, as text: then no rule
+  // applies to its own result.
   void apply(std::vector<Index>& ids) const;
 
  private:
@@ -36,7 +36,7 @@ class BpeMerges {
   [[nodiscard]] std::optional<std::size_t> rank(Index left, Index right) const;
 
   std::vector<Rule> rules_;                              // in the order of application
-  std::unordered_map<std::uint64_t, std::size_t> rank_;  // of a pair: its place in rules_
+  std::unordered_map<std::uint64_t, std::size_t> rank_;  // by pair: its place in rules_
 };
 
 }  // namespace heed_lm

@@ -48,7 +48,7 @@ class BpeSplit::Pattern {
     code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                               PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &place, nullptr));
     if (!code_) fail_pcre2("pcre2_compile", error);
-    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // if it fails, matching interprets
+    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // if this fails, matching interprets
     match_.reset(pcre2_match_data_create(1, nullptr));
     if (!match_) throw std::bad_alloc();
   }

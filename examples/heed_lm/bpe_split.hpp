@@ -20,7 +20,7 @@ class BpeSplit {
   BpeSplit();
   ~BpeSplit();
 
-  // In order; together they are the text.
+  // The pieces in order; together they are the text.
   [[nodiscard]] std::vector<std::string_view> pieces(std::string_view text) const;
 
  private:

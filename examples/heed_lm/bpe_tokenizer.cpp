@@ -23,11 +23,11 @@ using Json = nlohmann::json;
 
 constexpr const char* kEndOfText = "<|endoftext|>";
 
-// Only pieces of up to kLongestKnown bytes are remembered, at most kMostKnown of them: words recur, longer pieces hardly
-// ever do.
+// Only pieces of up to kLongestKnown bytes are remembered, at most kMostKnown of them: words recur,
+// longer pieces seldom do.
 constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
 
-// So many tokens that no merge makes and that no brackets mark may be special tokens.
+// Most tokens without brackets that no merge makes: up to this many may be special tokens.
 constexpr std::size_t kMostNameless = 64;
 
 // The token in quotes for a message, cut after 40 bytes.
@@ -114,7 +114,7 @@ constexpr std::size_t kMostNameless = 64;
   } catch (const Json::parse_error& error) {
     heed::fail(name, ": not JSON from byte ", error.byte, " of ", text.size(), " on");
   } catch (const Json::exception& error) {
-    heed::fail(name, ": ", error.what());  // a number beyond all types
+    heed::fail(name, ": ", error.what());  // a number too large for any type
   }
 }
 
@@ -147,7 +147,7 @@ constexpr std::size_t kMostNameless = 64;
                               (token.starts_with('[') && token.ends_with(']')));
 }
 
-// Throws where so many tokens are made by no merge that the merges must be those of another vocabulary, or a part.
+// Throws if so many tokens are made by no merge that the merges must belong to another vocabulary, or are incomplete.
 void require_merges(const BpeTokenizer& tokenizer, const std::vector<std::string>& tokens,
                     const BpeNames& names) {
   std::vector<std::string> nameless;
@@ -162,7 +162,7 @@ void require_merges(const BpeTokenizer& tokenizer, const std::vector<std::string
 
 [[nodiscard]] std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
-  constexpr std::string_view mark = "\xEF\xBB\xBF";  // that some editors put before UTF-8
+  constexpr std::string_view mark = "\xEF\xBB\xBF";  // some editors put this before UTF-8
   for (std::size_t at = text.starts_with(mark) ? mark.size() : 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     lines.push_back(text.substr(at, end - at));

@@ -8,7 +8,7 @@
 //         after an optional first line that begins with #version. Tokens are spelled in printable
 //         characters, one for each byte. A token that is neither a byte nor made by a merge is a special token: any
 //         number of them in angle or square brackets, at most 64 others.
-// Errors  std::runtime_error when a file cannot be read, std::invalid_argument for what it holds.
+// Errors  std::runtime_error when a file cannot be read, std::invalid_argument for wrong contents.
 
 #include "bpe_merges.hpp"
 #include "bpe_split.hpp"
@@ -28,10 +28,10 @@ namespace heed_lm {
 // A pair of tokens that become one, spelled in printable characters.
 struct BpeMerge {
   std::string left, right;
-  Index line;  // of merges.txt, for messages
+  Index line;  // line of merges.txt, for messages
 };
 
-// Where tokens and merges came from, for messages.
+// The sources of tokens and merges, for messages.
 struct BpeNames {
   std::string tokens, merges;
 };

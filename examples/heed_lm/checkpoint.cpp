@@ -128,7 +128,7 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
       " has vocabulary = " + std::to_string(c.vocabulary) + ", width = " + std::to_string(c.width) +
       ", hidden = " + std::to_string(c.hidden) + ", depth = " + std::to_string(c.depth) +
       ", len = " + std::to_string(c.len) + " and prototypes = " + std::to_string(c.prototypes);
-  // Prototypes count for every variant: making the model allocates them even where its variant has none.
+  // Prototypes count for every variant: making the model allocates them even if its variant has none.
   const double least = std::max(double(c.prototypes) * double(c.width),
                                 about(what + " cannot be used", [&] { return least_numbers(c); }));
   heed::require(least <= held, what, sizes, ", which needs ", Index(least),
@@ -175,7 +175,8 @@ constexpr Index kMostPadding = 1023;
   return run;
 }
 
-// Throws unless each tensor of the file belongs to the model or to its optimiser, and each entry of the metadata to the run.
+// Throws unless each tensor of the file belongs to the model or to its optimiser, and each entry of
+// the metadata to the run.
 void require_known(Run& run, const SafetensorsIndex& file, const std::filesystem::path& path) {
   std::set<std::string> known;
   nn::detail::visit_stored<float>(*run.model, [&](const std::string& name, heed::Param<float>&) {

@@ -18,21 +18,21 @@
 
 namespace heed_lm {
 
-// What settings call heed::Precision. Weights, gradients and moments are floats with both.
+// The names of heed::Precision in settings. Weights, gradients and moments are floats with both.
 inline constexpr const char *kFloat = "float", *kMixed = "mixed";
-// None for another name.
+// The precision of that name; none for another name.
 [[nodiscard]] std::optional<heed::Precision> precision_of(const std::string& name);
 
 // The settings of training, which a resumed run keeps.
 struct TrainSettings {
   Index batch = 16, steps = 1000, warmup = 100;
-  Index len = 0;  // tokens of a sequence; 0: as many as the model has
+  Index len = 0;  // tokens of a sequence; 0: the model's number
   double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
-  double ponder = 0;  // cost of a step, of attention that counts its steps
+  double ponder = 0;  // cost of a step, for attention that counts its steps
   double ponder_prior =
-      heed::nn::kPonderPrior;  // of models that have one (nn/ponder_attention.hpp)
+      heed::nn::kPonderPrior;  // for models that have one (nn/ponder_attention.hpp)
   std::uint64_t seed = 1;
-  std::string precision = kFloat;  // of large products: kFloat or kMixed
+  std::string precision = kFloat;  // precision of large products: kFloat or kMixed
 
   template <class Self, class F>
   static void for_each_field(Self& s, F&& f) {
@@ -53,20 +53,20 @@ struct TrainSettings {
 struct Run {
   ModelConfig config;
   TrainSettings train;
-  Index step = 0, skipped = 0;  // steps done, and those of them that the optimiser did not take
-  std::uint64_t data = 0;       // fingerprint of what it trains on
+  Index step = 0, skipped = 0;  // steps done, and steps among them that the optimiser skipped
+  std::uint64_t data = 0;       // fingerprint of the training data
   std::shared_ptr<const Tokenizer> tokenizer;
   std::unique_ptr<Model> model;
   heed::nn::AdamW<float> optimiser;
 };
 
-// Writes the run. Where one of its numbers is not finite, throws std::runtime_error and leaves the file as it was.
+// Writes the run. If one of its numbers is not finite, throws std::runtime_error and does not touch the file.
 void save_run(Run& run, const std::filesystem::path& path);
 // Throws std::runtime_error or std::invalid_argument with one sentence that begins with the path.
 [[nodiscard]] Run load_run(const std::filesystem::path& path);
 
-// A run that starts from a GPT-2 of Hugging Face, with any variant that fits into its frame. Sizes and activation are
-// those of the file, not those of `config`. `tokenizer` must have as many words as the file, or up to 1023 fewer.
+// A run that starts from a GPT-2 of Hugging Face, with any variant that fits into its frame. Sizes and activation come from
+// the file, not from `config`. `tokenizer` must have as many words as the file, or up to 1023 fewer.
 [[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                                 std::shared_ptr<const Tokenizer> tokenizer);
 [[nodiscard]] bool is_gpt2_file(const std::filesystem::path& path);

@@ -67,7 +67,7 @@ class InterruptGuard {
   return text;
 }
 
-// The accuracy of answers; nothing for data whose every token counts.
+// The accuracy of answers; empty for data whose every token counts.
 [[nodiscard]] std::string accuracy_text(const Score& score) {
   if (score.by_difficulty.empty()) return "";
   char text[32];
@@ -100,7 +100,7 @@ class TrainingLog {
     progress_.clear();
     std::fprintf(stderr, "heed_lm: %s\n", text.c_str());
   }
-  // To be called at the end: says how many steps of this run were skipped.
+  // Says at the end of a run how many of its steps were skipped.
   void skipped_steps() {
     if (skipped_ > 1) fault(std::to_string(skipped_) + " steps were skipped in all");
   }
@@ -111,7 +111,7 @@ class TrainingLog {
   Report last_;
 };
 
-// The page of --report, or nothing without that option.
+// The page of --report, if the option is given.
 [[nodiscard]] std::optional<RunReport> open_report(const TrainCommand& command) {
   if (command.report.empty()) return {};
   return as_usage([&] { return RunReport(command.report, "Training of a language model"); });
@@ -129,7 +129,7 @@ void describe(RunReport& report, const Run& run, const DataSource& data) {
   report.fact("data", data.description());
 }
 
-// Throws UsageError unless everything can be written, and nothing over what is read.
+// Throws UsageError unless all outputs can be written, and none of them replaces an input.
 void require_outputs(const TrainCommand& command) {
   const DataSettings& d = command.data;
   std::vector<heed_program::NamedFile> files = {{"--text", d.text},
@@ -157,7 +157,7 @@ void take_alone(heed_program::FileLock& lock, const std::string& out) {
   });
 }
 
-// The run that the command starts or goes on with, and its data in tokens.
+// The run that the command starts or continues, and its data in tokens.
 struct Prepared {
   Run run;
   std::unique_ptr<DataSource> data;
@@ -193,7 +193,7 @@ struct Prepared {
   return p;
 }
 
-// A new run, or that of --out, where it is the same.
+// A new run, or the run in the file of --out if that is the same.
 [[nodiscard]] Prepared begun(TrainCommand& command, const heed_program::Ranks& ranks) {
   Prepared p;
   p.run.tokenizer = make_tokenizer(command.data);
@@ -240,8 +240,8 @@ struct Prepared {
   return p;
 }
 
-// A value of the metadata as info shows it: the settings of a checkpoint without those that its variant does not read. What
-// is no checkpoint, or a damaged one, is shown as it is.
+// A value of the metadata as info shows it: the settings of a checkpoint without those that its
+// variant does not read. Values of other or damaged files are shown unchanged.
 [[nodiscard]] std::string shown(const heed::io::SafetensorsIndex& file, const std::string& key) {
   const std::string& value = file.metadata().at(key);
   if (key != "model" && key != "training") return value;
@@ -256,7 +256,7 @@ struct Prepared {
   }
 }
 
-// Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
+// Files of GPT-2 may have masks beside the weights, and the embedding a second time as the head.
 [[nodiscard]] bool is_parameter(const std::string& name,
                                 const std::optional<nn::GptOptions>& gpt2) {
   if (!gpt2) return !name.starts_with("adamw.");
@@ -264,7 +264,7 @@ struct Prepared {
          !(gpt2->tied && name.ends_with("lm_head.weight"));
 }
 
-// Prints what each attention layer reports of the last rows it saw: steps, tension, residual, ...
+// Prints the reports of each attention layer on the last rows that it saw: steps, tension, residual, ...
 void print_reports(Model& model) {
   Index number = 0;
   for (auto& block : model.blocks()) {
@@ -279,14 +279,15 @@ void print_reports(Model& model) {
   }
 }
 
-// Of the processes that train together; nothing of one.
+// The number of processes that train together, as the end of a line; empty for one process.
 [[nodiscard]] std::string ranks_text(int count, int context_ranks) {
   if (count == 1) return "";
   return "; " + std::to_string(count) + " ranks" +
          (context_ranks > 1 ? ", each sequence on " + std::to_string(context_ranks) : "");
 }
 
-// What a run that was cut off leaves in its file, as the end of a sentence. The file is a whole checkpoint or as it was.
+// The contents of the file of a run that was cut off, as the end of a sentence. The file holds a
+// whole checkpoint, or was not touched.
 [[nodiscard]] std::string left_behind(const std::string& out) {
   if (out.empty()) return "nothing was saved";
   try {
@@ -310,12 +311,12 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
                 "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;
   const int context_ranks = int(command.context_ranks);
-  std::optional<heed_program::FileLock> lock;  // of the checkpoint, while the run may write it
+  std::optional<heed_program::FileLock> lock;  // for the checkpoint, while the run may write it
   if (ranks.first()) {
     require_outputs(command);
     if (!command.out.empty()) take_alone(lock.emplace(command.out + ".lock"), command.out);
   }
-  ranks.meet();  // so that no rank has begun where one finds fault with the options
+  ranks.meet();  // no rank begins if another one finds fault with the options
   Prepared p = as_usage([&] { return prepare(command, ranks); });
   Run& run = p.run;
   require_shareable(run, row_len(*p.data), ranks, context_ranks);
@@ -327,7 +328,7 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
               nn::count_weights<float>(*run.model), p.data->description().c_str(),
               ranks_text(ranks.count(), context_ranks).c_str());
   std::fflush(stdout);
-  // A run that leaves files goes on when nobody reads its lines any more; main() reports the lost output at the end.
+  // A run that leaves files continues when nobody reads its output any more; main() reports the lost output at the end.
   if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
   TrainingLog log;
   Index saved = -1;  // step of the last checkpoint

@@ -23,10 +23,10 @@ struct TrainCommand {
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
   double rank_timeout = 0;          // seconds; 0: none
-  Index context_ranks = 1;          // that have the tokens of a sequence together
-  std::string program = "heed_lm";  // as it was called
+  Index context_ranks = 1;          // ranks that share the tokens of a sequence
+  std::string program = "heed_lm";  // name with which the program was called
   std::map<std::string, std::string>
-      given;  // options of the command line as they stand there: "--batch", "32"
+      given;  // options of the command line, unchanged: "--batch", "32"
 };
 
 struct EvalCommand {
@@ -38,7 +38,7 @@ struct EvalCommand {
 
 struct GenerateCommand {
   std::string checkpoint, vocab, merges;
-  std::optional<std::string> prompt;  // without: text_start() of the tokenizer
+  std::optional<std::string> prompt;  // none: text_start() of the tokenizer
   std::string end_of_text;            // see end_of_text_named()
   bool stop_at_end = false;
   Index tokens = 200;
@@ -48,14 +48,15 @@ struct GenerateCommand {
 
 struct InspectCommand {
   std::string checkpoint, vocab, merges, prompt, end_of_text;
-  std::optional<Index> layer, head;  // from 0; not given: all
+  std::optional<Index> layer, head;  // counted from 0; none: all
   Index top = 3;                     // links of each token
   std::string json, report;          // a file or "-", a folder; empty: none
   int threads = 0;
 };
 
-// Each returns the exit code; what cannot be done is thrown.
-// Several ranks share the batches of training, and with context_ranks the tokens of their sequences; the first one alone prints and writes files.
+// Each returns the exit code, and throws if it cannot do its work.
+// Several ranks share the batches of training, and with context_ranks the tokens of their
+// sequences; only the first one prints and writes files.
 int run_train(TrainCommand command, heed_program::Ranks& ranks);
 int run_eval(const EvalCommand& command);
 int run_generate(const GenerateCommand& command);

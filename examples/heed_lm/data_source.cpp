@@ -53,7 +53,7 @@ class TextSource final : public DataSource {
   TextData data_;
 };
 
-// Instructions of a file: its last examples are held out, the others are taken in a new order each epoch.
+// Instructions of a file: the last examples are held out, the others are taken in a new order each epoch.
 class InstructionSource final : public DataSource {
  public:
   InstructionSource(const std::vector<Instruction>& examples, const Tokenizer& tokenizer,
@@ -195,7 +195,7 @@ constexpr const char* kParens = "parens";
   return text;
 }
 
-// f(), with the name of the text before what it throws and `advice` behind.
+// Calls f(). An exception gets the name of the text in front, and `advice` behind.
 template <class F>
 auto about_text(const std::string& path, const char* advice, F&& f) {
   try {

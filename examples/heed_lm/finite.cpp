@@ -14,7 +14,7 @@ namespace nn = heed::nn;
   return {param.data(), std::size_t(param.size())};
 }
 
-// All numbers must have good(number), which the words say.
+// Throws unless good(number) is true of all numbers; the words describe it.
 template <class Good>
 void require_all(std::span<const float> numbers, const std::string& name,
                  const std::filesystem::path& path, Good&& good, const char* words) {
@@ -46,7 +46,7 @@ void require_finite(Run& run, const std::filesystem::path& path) {
       [&](const std::string& name, std::vector<float>& first, std::vector<float>& second) {
         require_finite(first, "adamw.first." + name, path);
         require_finite(second, "adamw.second." + name, path);
-        // Means of squares; the root of another one would make every later step one that is skipped.
+        // Second moments are means of squares: the root of a negative one would make every later step a skipped step.
         require_all(
             second, "adamw.second." + name, path, [](float x) { return x >= 0; }, "at least 0");
       });

@@ -7,7 +7,7 @@
 
 namespace heed_lm {
 
-// Throws std::runtime_error at the first number that is not finite; `name` is what `path` calls them.
+// Throws std::runtime_error at the first number that is not finite; `name` is its name in the file `path`.
 void require_finite(std::span<const float> numbers, const std::string& name,
                     const std::filesystem::path& path);
 

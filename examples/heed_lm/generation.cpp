@@ -15,8 +15,8 @@ namespace {
 
 namespace nn = heed::nn;
 
-// Computes the logits behind a growing sequence: with caches where all layers can step, else over the whole sequence
-// again for each token.
+// Computes the logits behind a growing sequence: with caches if all layers can step, else over the
+// whole sequence for each token.
 class Reader {
  public:
   Reader(Model& model, nn::Context<float>& context, Index len)
@@ -69,7 +69,7 @@ Index text_start(const Tokenizer& tokenizer) {
 }
 
 Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t number) {
-  // A NaN compares as neither larger nor smaller than another number, so that there would be no order to choose by.
+  // A NaN is neither larger nor smaller than another number, so that there would be no order for a choice.
   const auto wrong = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
   if (wrong != logits.end())
     throw std::runtime_error("the logit of token " + std::to_string(wrong - logits.begin()) +

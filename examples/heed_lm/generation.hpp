@@ -13,11 +13,11 @@ namespace heed_lm {
 
 struct Sampling {
   double temperature = 1;  // 0: always the likeliest token
-  Index top_k = 0;         // draws among so many of the likeliest tokens; 0: among all
+  Index top_k = 0;         // draws among this many of the likeliest tokens; 0: among all
   double top_p = 1;        // draws among the likeliest tokens that together have this probability
   std::uint64_t seed = 1;
   Index vocabulary =
-      0;             // draws among so many first ids, behind which no token stands; 0: among all
+      0;             // draws only ids below this one, behind which no token stands; 0: among all
   Index window = 0;  // most tokens that the model reads; 0: as many as it has positions
 };
 
@@ -33,11 +33,12 @@ void require_sampling(const Sampling& sampling);
 [[nodiscard]] Index sample(std::span<const float> logits, const Sampling& sampling,
                            std::uint64_t number);
 
-// The number of tokens that the model may read at once.
+// Most tokens that the model may read at once.
 [[nodiscard]] Index longest_context(const Model& model, const Sampling& sampling);
 
 // Goes on from `prompt`, of which the model reads the last longest_context() tokens, for at most `count` tokens, and calls
-// on_token(id) with each; it stops where that returns false. Where the window or the model's positions are full, the model goes on from the last half of them.
+// on_token(id) with each; it stops when that returns false. When the window or the model's
+// positions are full, the model goes on from the last half of them.
 void generate(Model& model, heed::nn::Context<float>& context, const std::vector<Index>& prompt,
               Index count, const Sampling& sampling, const std::function<bool(Index)>& on_token);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Small language models with any variant of attention: training, evaluation, text, what tokens read, and what a file
-// holds.
+// Small language models with any variant of attention: training, evaluation, generation of text,
+// pictures of attention weights, and a look into files.
 //
 // Exit code  0 done, 1 the work could not be finished, 2 options or input that cannot be used.
 

@@ -27,11 +27,11 @@ using heed_program::as_usage;
 using Json = nlohmann::ordered_json;
 
 constexpr int kJsonFormat = 1;
-// A page has the pictures of so many heads at most, unless a layer or a head was chosen.
+// Most pictures of heads on a page, unless a layer or a head was chosen.
 constexpr std::size_t kMostPictures = 64;
 constexpr std::size_t kMostSpecial = 100;  // special tokens that are listed
 
-// What was read by which heads.
+// The readings of the chosen heads.
 struct Inspection {
   std::string checkpoint, variant, special;
   std::vector<std::string> tokens;
@@ -58,7 +58,7 @@ struct Inspection {
   return text;
 }
 
-// 3 'e' 0.456, 0 'T' 0.120
+// The links of a row: 3 'e' 0.456, 0 'T' 0.120
 [[nodiscard]] std::string links_text(const Inspection& in, const WeightMeasures& m, Index row) {
   std::string text;
   for (const WeightLink& link : m.links_of(row)) {
@@ -71,7 +71,7 @@ struct Inspection {
   return text.empty() ? "nothing" : text;
 }
 
-// Means of each chosen head, and below them what its tokens read: all of them, or the last one alone.
+// Prints means of each chosen head, and below them the links of all its tokens, or of the last one.
 void print_readings(const Inspection& in, bool all_tokens, std::FILE* to) {
   std::fprintf(to, "tokens %zu, layers %zu; %s\n", in.tokens.size(), in.layers.size(),
                in.variant.c_str());
@@ -117,11 +117,11 @@ void print_readings(const Inspection& in, bool all_tokens, std::FILE* to) {
                       {"variant", in.variant},
                       {"tokens", in.tokens},
                       {"heads", heads}};
-  // A token need not be UTF-8, nor a file name.
+  // Tokens and file names may be no UTF-8.
   return whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// A number of each layer and head.
+// A picture with one number per layer and head.
 [[nodiscard]] heed_report::Picture map_of(const Inspection& in, const char* name, const char* title,
                                           const char* unit, double HeadReading::*number) {
   heed_report::HeatMap map{name, title, "Means over tokens.", "head", "layer", unit, 0, 0, {}};
@@ -170,7 +170,7 @@ void print_readings(const Inspection& in, bool all_tokens, std::FILE* to) {
   return page;
 }
 
-// Throws UsageError unless everything can be written, and nothing over what is read.
+// Throws UsageError unless all outputs can be written, and none of them replaces an input.
 void require_outputs(const InspectCommand& command) {
   const std::vector<heed_program::NamedFile> files = {{"the checkpoint", command.checkpoint},
                                                       {"--vocab", command.vocab},
@@ -188,7 +188,7 @@ void require_outputs(const InspectCommand& command) {
     });
 }
 
-// Throws unless `number`, if it is given, is one of a layer or a head.
+// Throws unless `number`, if it is given, is the number of a layer or a head.
 void require_among(const char* option, const std::optional<Index>& number, Index count,
                    const char* what) {
   heed::require(!number || *number < count, option, " is ", number.value_or(0), ", the model has ",

@@ -43,7 +43,7 @@ struct Line {
   } catch (const Json::parse_error& error) {
     line.fail("not JSON from byte ", error.byte, " of ", line.text.size(), " on");
   } catch (const Json::exception& error) {
-    line.fail(error.what());  // a number beyond all types
+    line.fail(error.what());  // a number too large for any type
   }
 }
 
@@ -119,7 +119,7 @@ InstructionData::InstructionData(const std::vector<Instruction>& examples,
     : padding_(tokenizer.end_of_text().value_or(0)) {
   heed::require(len >= 2, "--len is ", len, ", --instructions needs at least 2");
   for (const Instruction& example : examples) {
-    // GPT-2's pieces never reach across ":" and " ", so that two halves give the ids of the whole.
+    // GPT-2's pieces never reach across ":" and " ", so that two halves give the ids of the whole text.
     std::vector<Index> response = tokenizer.encode(" " + example.output, marks);
     if (const auto end = tokenizer.end_of_text()) response.push_back(*end);
     examples_.push_back(

@@ -12,7 +12,7 @@
 //   Input: <input>\n
 //   ### Response: <output><end of text>
 //
-// The loss counts what follows "### Response:", and the end of text, if the tokenizer has one.
+// The loss counts the tokens behind "### Response:", and the end of text, if the tokenizer has one.
 //
 // Differs from the demo of GPT-2ART in the end of text, without which a model never learns to stop,
 // and in long examples: the demo cuts their end, and with it the whole answer to a long prompt.
@@ -38,7 +38,7 @@ struct Instruction {
                                                           const std::string& name);
 [[nodiscard]] std::vector<Instruction> read_instructions(const std::string& path);
 
-// The text up to "### Response:", from which a model is to go on.
+// The text up to "### Response:", which a model is to continue.
 [[nodiscard]] std::string prompt_of(const Instruction& example);
 
 // The numbers 0 to count - 1 in the order of one epoch, a function of seed and epoch.
@@ -49,15 +49,15 @@ class InstructionData {
  public:
   // An example of more than len + 1 tokens loses the beginning of its prompt, until it fits or half
   // of these tokens (or fewer, if the prompt is shorter) are prompt; then the end of its response,
-  // and with it the end of text. `marks`: what the end-of-text token's name in an example is.
+  // and with it the end of text. `marks`: how the end-of-text token's name in an example is read.
   InstructionData(const std::vector<Instruction>& examples, const Tokenizer& tokenizer, Index len,
                   EndOfText marks = EndOfText::as_text);
 
   [[nodiscard]] Index count() const { return Index(examples_.size()); }
-  // How many examples have been cut.
+  // The number of examples that were cut.
   [[nodiscard]] Index cut_count() const { return cut_; }
 
-  // These examples as rows of a batch that is as long as the longest of them, at most len. Padding has no targets.
+  // These examples as rows of a batch as long as the longest of them, at most len. Padding has no targets.
   [[nodiscard]] Batch batch(std::span<const Index> examples) const;
 
  private:

@@ -34,7 +34,7 @@ template <class S>
       if (!object.contains(name)) return;
       const nlohmann::json& stored = object.at(name);
       stored.get_to(value);
-      // Compared as text too, since JSON numbers -1 and 2^64 - 1 compare equal.
+      // Texts are compared too, since the JSON numbers -1 and 2^64 - 1 compare equal.
       const nlohmann::json taken(value);
       const bool same =
           taken == stored && (!stored.is_number_integer() || !taken.is_number_integer() ||

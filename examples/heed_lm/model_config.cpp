@@ -34,7 +34,7 @@ void for_each_option(Config& c, Options& o, F&& f) {
   f(c.attention_dropout, o.attention_dropout);
 }
 
-// How many times wider than the model the MLP of dialectical-lm is.
+// The factor by which the MLP of dialectical-lm is wider than the model.
 [[nodiscard]] Index dialectical_factor(const ModelConfig& c) {
   return c.hidden > 0 ? std::max<Index>(1, c.hidden / c.width) : 2;
 }
@@ -75,7 +75,7 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   });
 }
 
-// Width inside of the MLP.
+// Width inside the MLP.
 [[nodiscard]] Index hidden_of(const ModelConfig& c) {
   if (c.variant == kDialecticalLm) return dialectical_factor(c) * c.width;
   return c.hidden > 0 ? c.hidden : 4 * c.width;
@@ -86,7 +86,7 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   return stack != nullptr ? stack->make(c) : make_gpt(c);
 }
 
-// "attention_dropout" or "--attention-dropout". What no option sets keeps its name.
+// "attention_dropout" or "--attention-dropout". A setting without an option keeps its name.
 [[nodiscard]] std::string name_of(std::string field, Naming naming) {
   if (naming == Naming::fields || field == "vocabulary" || field == "prototypes") return field;
   std::ranges::replace(field, '_', '-');
@@ -103,7 +103,7 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   return small;
 }
 
-// The number of rows, each of the model's width, that a small model of the same kind gains when `size` grows by 1.
+// The number of rows, each of the model's width, by which a small model of the same kind grows when `size` grows by 1.
 [[nodiscard]] Index rows_per(const ModelConfig& c, Index ModelConfig::*size) {
   ModelConfig small = small_of(c);
   const auto numbers = [&] {
@@ -226,8 +226,8 @@ std::set<std::string> idle_settings(const ModelConfig& c) {
 
 LeastBytes least_bytes(const ModelConfig& c, double tokens, bool training) {
   const double blocks = c.variant == kDialecticalLm ? 1 : double(c.depth), width = double(c.width);
-  // Rows that every block has (models/transformer_block.hpp): x, its two norms and the residual, the MLP's before and behind
-  // its activation; in training three gradients. Those of its attention depend on the variant.
+  // Rows that every block has (models/transformer_block.hpp): x, its two norms and the residual, the MLP's rows before and
+  // behind its activation; in training three gradients. The rows of its attention depend on the variant.
   const double numbers = (training ? 7 : 4) * width + 2 * double(hidden_of(c));
   return {sizeof(float) * (training ? 4 : 1) * least_numbers(c),
           sizeof(float) * tokens * blocks * numbers};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The settings that a model is made from, as command lines and checkpoints have them.
+// The settings from which a model is made, as command lines and checkpoints have them.
 
 #include <heed/models/gpt.hpp>
 
@@ -18,16 +18,16 @@ using Model = heed::nn::LanguageModel<float>;
 inline constexpr const char* kDialecticalLm = "dialectical-lm";
 
 struct ModelConfig {
-  std::string variant = "sdpa";  // of model_names()
+  std::string variant = "sdpa";  // a name of model_names()
   Index vocabulary = 0, width = 256, heads = 4, depth = 4, len = 256;
-  Index hidden = 0;  // of the MLP; 0: four times the width, dialectical-lm twice
+  Index hidden = 0;  // width of the MLP; 0: four times the width, dialectical-lm twice
   Index prototypes = 16;
   bool tied = true, causal = true;
   std::string activation = "gelu";
-  std::string init = "gpt2";     // of nn::first_weights_named(); of files that do not name it
-  double dropout = 0;            // of the embeddings and of what each block adds
-  double attention_dropout = 0;  // of the attention's weights
-  std::uint64_t seed = 1;        // of the first weights
+  std::string init = "gpt2";     // name for nn::first_weights_named(); "gpt2" for files without it
+  double dropout = 0;            // rate for the embeddings and for what each block adds
+  double attention_dropout = 0;  // rate for the attention's weights
+  std::uint64_t seed = 1;        // seed of the first weights
 
   template <class Self, class F>
   static void for_each_field(Self& c, F&& f) {
@@ -48,7 +48,7 @@ struct ModelConfig {
     f("seed", c.seed);
   }
 
-  // Takes over, or gives out, what it shares with a GPT-2 stack, except for the activation.
+  // Copies the settings shared with a GPT-2 stack, except for the activation, from or to its options.
   void take(const heed::nn::GptOptions& options);
   [[nodiscard]] heed::nn::GptOptions gpt_options() const;
 };
@@ -59,7 +59,8 @@ struct ModelConfig {
 [[nodiscard]] std::vector<std::string> model_names();
 [[nodiscard]] bool has_own_frame(const std::string& variant);
 
-// How messages call a setting: attention_dropout as checkpoints do, or --attention-dropout as command lines do.
+// The form of a setting's name in messages: attention_dropout as in checkpoints, or
+// --attention-dropout as on command lines.
 enum class Naming { fields, options };
 
 // Throws std::invalid_argument for a variant that a language model cannot have.
@@ -67,22 +68,22 @@ void require_variant(const std::string& variant, Naming naming);
 
 // Throws std::invalid_argument unless each setting can be used; makes nothing.
 void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
-// Lower bound on the numbers that a model of usable settings holds, weights and what layers keep beside them. The
-// model is not made; it holds at most 16 times as many.
+// Lower bound on the numbers that a model of usable settings holds, weights and the state of
+// layers. The model is not made; it holds at most 16 times as many.
 [[nodiscard]] double least_numbers(const ModelConfig& config);
 
-// The names of those settings, of a model and of its training, that a model of this variant does not read.
+// The names of the settings, of a model and of its training, that a model of this variant does not read.
 [[nodiscard]] std::set<std::string> idle_settings(const ModelConfig& config);
 
-// Lower bounds on the bytes that a process needs which computes so many tokens at a time: those of weights, and of what blocks
-// keep of the tokens. In training, weights have gradients and two moments, and tokens gradients.
+// Lower bounds on the bytes of a process that computes this many tokens at a time: for weights, and for the rows that
+// blocks keep per token. In training, weights have gradients and two moments, and tokens gradients.
 struct LeastBytes {
   double weights, tokens;
   [[nodiscard]] double all() const { return weights + tokens; }
 };
 [[nodiscard]] LeastBytes least_bytes(const ModelConfig& config, double tokens, bool training);
 
-// A model with its first weights. Throws std::invalid_argument where the settings do not fit together.
+// A model with its first weights. Throws std::invalid_argument if the settings do not fit together.
 [[nodiscard]] Model make_model(const ModelConfig& config, Naming naming = Naming::fields);
 
 }  // namespace heed_lm

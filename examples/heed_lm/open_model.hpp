@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What commands that ask a finished model have in common.
+// The common part of commands that use a finished model.
 
 #include "checkpoint.hpp"
 
@@ -15,8 +15,8 @@ namespace heed_lm {
 [[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
                            const std::string& merges);
 
-// The tokens of --prompt, with the value of --end-of-text. An empty one is the end of another text; throws
-// std::invalid_argument where the tokenizer has no such token, or lacks characters of the prompt.
+// The tokens of --prompt, with the value of --end-of-text. An empty prompt is the end of another text; throws
+// std::invalid_argument if the tokenizer has no such token, or lacks characters of the prompt.
 [[nodiscard]] std::vector<Index> encode_prompt(const Tokenizer& tokenizer,
                                                const std::string& prompt,
                                                const std::string& end_of_text);

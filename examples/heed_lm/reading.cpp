@@ -18,7 +18,7 @@ namespace nn = heed::nn;
 std::vector<heed::WeightMeasures> read_layers(Model& model, nn::Context<float>& context,
                                               Index batch, std::span<const Index> ids,
                                               const heed::WeightRequest& request) {
-  // The loss computes the head a chunk of tokens at a time; its value is of no interest here.
+  // The loss computes the head a chunk of tokens at a time; its value is not used here.
   (void)model.loss(context, batch, ids, ids);
   std::vector<heed::WeightMeasures> layers;
   for (auto& block : model.blocks()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which tokens the tokens of sequences read, in each layer and head of a model.
+// Measures which tokens the tokens of sequences read, in each layer and head of a model.
 
 #include "model_config.hpp"
 
@@ -12,8 +12,8 @@
 
 namespace heed_lm {
 
-// Runs the model on `batch` sequences of ids, one below the other, and returns the measures of each block. Throws std::runtime_error for a block whose
-// attention is none of the library or the zoo.
+// Runs the model on `batch` sequences of ids, one below the other, and returns the measures of each block. Throws
+// std::runtime_error for a block whose attention is neither the library's nor the zoo's.
 [[nodiscard]] std::vector<heed::WeightMeasures> read_layers(Model& model,
                                                             heed::nn::Context<float>& context,
                                                             Index batch, std::span<const Index> ids,

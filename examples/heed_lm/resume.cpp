@@ -35,7 +35,7 @@ class Comparison {
   const char* has_;
 };
 
-// Width inside of the MLP, with the default of 0 spelled out.
+// Width inside the MLP, with the default of 0 replaced by its meaning.
 [[nodiscard]] Index hidden_width(Index hidden, const ModelConfig& config) {
   return hidden > 0 ? hidden : (config.variant == kDialecticalLm ? 2 : 4) * config.width;
 }
@@ -117,7 +117,7 @@ std::string resuming_command(const TrainCommand& command) {
     line += " " + option + (value.starts_with("-") ? "=" : " ") + heed_program::shell_word(value);
   };
   add("--resume", command.out);
-  // What the checkpoint has, --steps and --seed among it, is left out.
+  // Settings that the checkpoint has, --steps and --seed among them, are left out.
   for (const char* option :
        {"--text", "--instructions", "--task", "--end-of-text", "--held-out", "--report",
         "--eval-every", "--save-every", "--threads", "--context-ranks", "--rank-timeout"})

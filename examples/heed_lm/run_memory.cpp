@@ -12,14 +12,14 @@ namespace {
 
 using heed_program::gib_text;
 
-// Bytes for the tokens of a step that this rank computes; examples of --instructions may be short.
+// Bytes for the tokens that this rank computes in a step; examples of --instructions may be short.
 [[nodiscard]] LeastBytes bytes_of_step(const TrainCommand& command, const Run& run,
                                        const heed_program::Ranks& ranks) {
   const Index len = command.data.instructions.empty() ? task_len(command.data) : 1;
   return least_bytes(run.config, double(run.train.batch) * double(len) / ranks.count(), true);
 }
 
-// `needs` begins the sentence.
+// Throws UsageError if the memory is less than `least` bytes; `needs` begins the sentence.
 void require(const std::string& needs, double least) {
   const double limit = heed_program::memory_limit();
   if (least > limit)

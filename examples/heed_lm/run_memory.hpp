@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Memory of training and evaluation: what cannot suffice is told by the options that ask for it, before it is taken.
+// Checks the memory of training and evaluation before it is taken: an error names the options that ask for too much.
 
 #include "commands.hpp"
 
@@ -9,15 +9,16 @@
 
 namespace heed_lm {
 
-// What a step needs at the least, by the options that say so. More is needed, as what each variant adds is not counted.
+// The least memory that a step needs, as a sentence with the options that cause it. The variant's
+// own memory is not counted.
 [[nodiscard]] std::string memory_sentence(const TrainCommand& command, const Run& run,
                                           const heed_program::Ranks& ranks);
 
-// Throw UsageError where a step, or a batch of held-out rows, needs more than this process may use.
+// Throw UsageError if a step, or a batch of held-out rows, needs more than this process may use.
 void require_memory(const TrainCommand& command, const Run& run, const heed_program::Ranks& ranks);
 void require_memory(const EvalCommand& command, const Run& run, const DataSource& data);
 
-// f(), which may say that there is not enough memory, in these words.
+// Calls f(). If there is not enough memory, the error says so in these words.
 template <class F>
 auto within_memory(const TrainCommand& command, const Run& run, const heed_program::Ranks& ranks,
                    F&& f) {

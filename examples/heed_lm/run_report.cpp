@@ -27,7 +27,7 @@ void RunReport::fact(std::string name, std::string value) {
 void RunReport::step(const Report& report) {
   last_ = report;
   const double at = double(report.step);
-  // A mean over steps must not be lost to one of them.
+  // A skipped step must not make the mean over many steps NaN.
   if (report.skipped)
     ++skipped_;
   else
@@ -67,7 +67,7 @@ heed_report::Picture RunReport::losses() const {
   return draw(plot);
 }
 
-// A point has the tokens of its steps over the seconds of its steps.
+// A point shows the tokens of its steps over the seconds of its steps.
 heed_report::Picture RunReport::speed() const {
   heed_report::Series series = tokens_.series("");
   const heed_report::Series seconds = seconds_.series("");

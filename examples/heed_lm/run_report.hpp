@@ -27,7 +27,7 @@ class RunReport {
   [[nodiscard]] bool failed() const { return failed_; }
 
  private:
-  static constexpr std::size_t kSpeeds = 60;  // points; of fewer steps, each would jump more
+  static constexpr std::size_t kSpeeds = 60;  // points; more would scatter, of few steps each
   [[nodiscard]] heed_report::Page page() const;
   [[nodiscard]] heed_report::Picture losses() const;
   [[nodiscard]] heed_report::Picture speed() const;
@@ -36,7 +36,7 @@ class RunReport {
   std::filesystem::path folder_;
   heed_report::Page head_;
   heed_report::Curve training_, rate_;
-  heed_report::Curve tokens_{kSpeeds}, seconds_{kSpeeds};  // of each step
+  heed_report::Curve tokens_{kSpeeds}, seconds_{kSpeeds};  // numbers of each step
   heed_report::Series validation_{"validation", {}, {}, true};
   Report last_;
   Index skipped_ = 0;

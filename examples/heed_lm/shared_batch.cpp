@@ -29,7 +29,7 @@ struct Rows {
   return {rows * group / groups, rows * (group + 1) / groups};
 }
 
-// Rows of `len` tokens over the ranks of the group that this rank belongs to.
+// The rows of `len` tokens on the ranks of this rank's group.
 class Spread {
  public:
   Spread(const Model& model, const nn::Context<float>& context, Index rows, Index len, Ranks& ranks,
@@ -46,7 +46,8 @@ class Spread {
   nn::SpreadTokens tokens_;
 };
 
-// The context computes a part of a batch, its tokens on several ranks where `spread` is given, as long as this lives.
+// Sets the context to a part of a batch, with its tokens on several ranks if `spread` is given, as
+// long as this object lives.
 class Sharing {
  public:
   Sharing(nn::Context<float>& context, const nn::BatchPart& part, const nn::SpreadTokens* spread)

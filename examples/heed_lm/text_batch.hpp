@@ -19,12 +19,12 @@ inline constexpr Index kNoTarget = heed::nn::kIgnoreIndex;
 struct Batch {
   Index rows, len;
   std::vector<Index> inputs, targets;  // (rows, len)
-  // Of the targets of a task (tasks/task.hpp), (rows, len); empty for other data.
+  // Difficulties of a task's targets (tasks/task.hpp), (rows, len); empty for other data.
   std::vector<Index> difficulties = {};
-  // Of a task: the keys that hold the answer of each token that is asked for one, and those of each row that no answer depends
-  // on, for measure_weights(); no keys for other data.
+  // Keys of a task for measure_weights(): those that hold the answer of each token that is asked
+  // for one, and those of each row on which no answer depends. Empty for other data.
   heed::KeySet sources = {}, noise = {};
-  // Tokens of each row in front of its padding; empty where rows have none.
+  // Number of tokens in front of the padding of each row; empty if rows have no padding.
   std::vector<Index> lengths = {};
 
   // Sets all inputs to `padding` and all targets to kNoTarget.
@@ -34,20 +34,21 @@ struct Batch {
         inputs(std::size_t(row_count * length), padding),
         targets(std::size_t(row_count * length), kNoTarget) {}
 
-  // Tokens beside padding.
+  // Number of tokens without padding.
   [[nodiscard]] Index tokens() const {
     return lengths.empty() ? rows * len : std::accumulate(lengths.begin(), lengths.end(), Index(0));
   }
 };
 
-// The tokens of a batch as a model takes them: its rows, or what they hold beside padding, one behind the other.
+// The tokens of a batch in the form that a model takes: its rows, or their tokens without padding,
+// one row behind the other.
 struct Packing {
   Index batch;
   std::vector<Index> inputs, targets;
   std::vector<Index> starts =
-      {};  // where the packed rows begin, and the end of the last one; else empty
+      {};  // first numbers of the packed rows, and the end of the last one; else empty
 
-  // Where `packs`, rows that end in padding are packed.
+  // `packs`: rows that end in padding are packed.
   Packing(const Batch& from, bool packs)
       : batch(from.rows), inputs(from.inputs), targets(from.targets) {
     if (!packs || from.lengths.empty()) return;
@@ -62,7 +63,7 @@ struct Packing {
       starts.push_back(heed::Index(inputs.size()));
     }
   }
-  // What Context::packed is to be in calls on these tokens.
+  // The value of Context::packed in calls on these tokens.
   [[nodiscard]] const std::vector<Index>* packed() const {
     return starts.empty() ? nullptr : &starts;
   }

@@ -7,7 +7,7 @@
 
 namespace heed_lm {
 
-// What the file is to hold: JSON and the like, a text in any language, HTML too, or any bytes at all.
+// The expected content of a file: JSON and the like, a text in any language, also HTML, or any bytes.
 enum class Content { structured, text, bytes };
 
 // All bytes of a file; throws std::runtime_error with one sentence when it cannot be read, or begins like a file of another

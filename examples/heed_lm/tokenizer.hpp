@@ -18,7 +18,7 @@ namespace heed_lm {
 
 using heed::Index;
 
-// How encode() reads the name of the end-of-text token where it stands in a text.
+// The reading of the end-of-text token's name when it stands in a text that encode() gets.
 enum class EndOfText { as_text, as_token };
 
 // Errors: std::invalid_argument. Not for concurrent use: a tokenizer may remember what it encoded.
@@ -32,7 +32,7 @@ class Tokenizer {
 
   [[nodiscard]] Index vocab_size() const { return Index(tokens_.size()); }
   [[nodiscard]] std::optional<Index> end_of_text() const { return end_of_text_; }
-  // Ids that no text is encoded as, unless as the end of text; in order.
+  // Ids into which no text is encoded, except as the end of text; in order.
   [[nodiscard]] virtual std::vector<Index> special_tokens() const { return {}; }
   // The bytes of one token; not always whole characters.
   [[nodiscard]] const std::string& token(Index id) const;
@@ -65,7 +65,7 @@ class ByteTokenizer final : public Tokenizer {
   void encode_text(std::string_view text, std::vector<Index>& ids) const override;
 };
 
-// One id per character (code point) of an alphabet. A character that the alphabet lacks, or a byte
+// One id per character (code point) of an alphabet. A character outside the alphabet, or a byte
 // that is not UTF-8, is an error that names its position.
 class CharacterTokenizer final : public Tokenizer {
  public:
@@ -81,8 +81,8 @@ class CharacterTokenizer final : public Tokenizer {
   std::map<char32_t, Index> ids_;
 };
 
-// Text that is numbers already, those of a generated task: "17 4 0 ". Each token ends with a blank; what is encoded may do
-// without the last one.
+// Text that consists of numbers, from a generated task: "17 4 0 ". Each token ends with a blank; in
+// a text to encode the last blank is optional.
 class NumberTokenizer final : public Tokenizer {
  public:
   static constexpr Index kMost = Index(1) << 20;
@@ -99,7 +99,7 @@ class NumberTokenizer final : public Tokenizer {
 // The distinct characters of a text, sorted by code point.
 [[nodiscard]] std::string alphabet_of(std::string_view text);
 
-// Makes the tokenizer whose state() gave this text.
+// Makes the tokenizer from the text that its state() returned.
 [[nodiscard]] std::unique_ptr<Tokenizer> tokenizer_from(const std::string& state);
 
 // Decodes tokens one at a time into complete characters. Valid text is unchanged. Bytes that can never become a

@@ -26,14 +26,14 @@ using heed_program::Ranks;
   return weight.shape().size() >= 2;
 }
 
-// Takes one step at the optimiser's present rate, or skips it. Returns why it was skipped, or null.
+// Takes one step at the optimiser's present rate, or skips it. Returns the reason for skipping it, or null.
 [[nodiscard]] const char* step_fault(Run& run, nn::Context<float>& context, const Batch& batch,
                                      double& loss, Ranks& ranks, int context_ranks) {
   Model& model = *run.model;
   nn::clear_gradients<float>(model);
   loss = shared_gradient(model, context, batch, ranks, context_ranks);
   if (!std::isfinite(loss)) return "the loss is not finite";
-  // The norm is summed in double, which no gradient in float overflows: it is finite if all of them are.
+  // The norm is summed in double, which no gradient in float overflows: it is finite if all gradients are.
   const double bound =
       run.train.clip > 0 ? run.train.clip : std::numeric_limits<double>::infinity();
   if (!std::isfinite(nn::clip_gradients<float>(model, bound))) return "the gradient is not finite";
@@ -42,8 +42,8 @@ using heed_program::Ranks;
   return nullptr;
 }
 
-// The loss of the first rows that are held out, or of rows to train on where none are: enough to see whether the model gives
-// possible numbers.
+// The loss of the first held-out rows, or of training rows if none are held out: enough to see
+// whether the model gives possible numbers.
 [[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
                                       const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
@@ -56,8 +56,8 @@ using heed_program::Ranks;
   return loss;
 }
 
-// What layers keep beside their weights. A memory learns in the forward pass of a step, and must forget it where the step is
-// abandoned.
+// The state of layers beside their weights. A memory learns in the forward pass of a step, and must
+// forget it if the step is abandoned.
 class LayerState {
  public:
   explicit LayerState(Model& model) : model_(model) {
@@ -80,7 +80,7 @@ class LayerState {
   std::vector<std::vector<float>> kept_;
 };
 
-// Says a sentence the first time that it is called, and nothing later.
+// Prints a sentence at the first call, and nothing at later ones.
 class Once {
  public:
   explicit Once(const std::function<void(const std::string&)>& say) : say_(say) {}
@@ -95,7 +95,7 @@ class Once {
 
 constexpr const char* kAdvice = "; a smaller --lr may help";
 
-// What the blocks report of the tokens of the last pass, by name: means over the blocks that report it.
+// Reports of the blocks on the tokens of the last pass, by name: means over the blocks that report it.
 [[nodiscard]] std::map<std::string, std::vector<double>> reports_of(Model& model) {
   std::map<std::string, std::vector<double>> sums;
   std::map<std::string, double> blocks;
@@ -111,7 +111,7 @@ constexpr const char* kAdvice = "; a smaller --lr may help";
   return sums;
 }
 
-// Scores as JSON, with the bits of each number: JSON has no place for what is not finite.
+// Scores as JSON, with the bits of each number, since JSON cannot hold numbers that are not finite.
 [[nodiscard]] std::uint64_t bits_of(double x) { return std::bit_cast<std::uint64_t>(x); }
 [[nodiscard]] double number_of(const nlohmann::json& bits) {
   return std::bit_cast<double>(bits.get<std::uint64_t>());
@@ -136,7 +136,7 @@ constexpr const char* kAdvice = "; a smaller --lr may help";
   return score;
 }
 
-// The score of one batch of held-out rows, with sums over its answers in the place of means.
+// The score of one batch of held-out rows, with sums over its answers in place of means.
 [[nodiscard]] Score score_batch(Model& model, nn::Context<float>& context, const DataSource& data,
                                 Index first, Index batch) {
   Score score;
@@ -163,7 +163,7 @@ constexpr const char* kAdvice = "; a smaller --lr may help";
   return score;
 }
 
-// Gives each rank the scores of all batches, of which rank r of n has every nth from number r on.
+// Gives each rank the scores of all batches; rank r of n has computed every nth from number r on.
 void share_scores(std::vector<Score>& parts, Ranks& ranks) {
   const auto mine = std::size_t(ranks.rank()), count = std::size_t(ranks.count());
   if (count == 1) return;
@@ -176,7 +176,7 @@ void share_scores(std::vector<Score>& parts, Ranks& ranks) {
   }
 }
 
-// A run of training: steps, and what is due behind each.
+// A run of training: steps, and the tasks that are due behind each.
 class Training {
  public:
   Training(Run& run, const DataSource& data, int threads, const Watch& watch, Ranks& ranks,
@@ -192,12 +192,12 @@ class Training {
     run.optimiser.options.beta2 = 0.99;
     run.model->set_ponder(s.ponder);
     if (run.model->scores_steps()) run.model->set_ponder_prior(s.ponder_prior);
-    run.optimiser.prepare(*run.model);  // a run whose steps were all skipped has its moments, too
+    run.optimiser.prepare(*run.model);  // also the moments of a run whose steps were all skipped
     require_shareable(run, row_len(data), ranks, context_ranks);
     require_same_run(run, data.fingerprint(), ranks, context_ranks);
   }
 
-  // To the last step or to a stop.
+  // Goes on to the last step or to a stop.
   void go_on() {
     for (bool stop = false; !stop && run_.step < run_.train.steps;) {
       std::optional<double> held_out;
@@ -209,7 +209,7 @@ class Training {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Runs pass(). Returns false where it was abandoned since the run is to stop, on all ranks or on none.
+  // Runs pass(). Returns false if it was abandoned because the run is to stop, on all ranks or on none.
   template <class Pass>
   [[nodiscard]] bool unless_stopped(bool may_stop, Pass&& pass) {
     if (may_stop && watch_.stop_now)
@@ -226,7 +226,7 @@ class Training {
     return done;
   }
 
-  // Returns false where the step was abandoned, without a trace of it.
+  // Returns false if the step was abandoned; nothing of it remains.
   [[nodiscard]] bool take_step() {
     const Clock::time_point start = Clock::now();
     const TrainSettings& s = run_.train;
@@ -263,7 +263,7 @@ class Training {
     return true;
   }
 
-  // Scores the model where that is due, and sets `held_out` where rows are held out. Returns false where it was abandoned.
+  // Scores the model if that is due, and sets `held_out` if rows are held out. Returns false if it was abandoned.
   [[nodiscard]] bool evaluate(std::optional<double>& held_out) {
     if (!watch_.on_evaluation || !due(watch_.evaluate_every)) return true;
     return unless_stopped(true, [&] {
@@ -284,11 +284,11 @@ class Training {
     } else if (saves) {
       require_same_run(run_, data_.fingerprint(), ranks_, context_ranks_);
       watch_.on_save();
-      ranks_.meet();  // what is said to be saved is
+      ranks_.meet();  // behind this, every rank knows that the run is saved
     }
   }
 
-  // Every so many steps, and after the last.
+  // True every so many steps, and after the last.
   [[nodiscard]] bool due(Index every) const {
     return run_.step == run_.train.steps || (every > 0 && run_.step % every == 0);
   }

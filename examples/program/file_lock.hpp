@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A lock between processes that want one thing, such as a folder or the file of a checkpoint. They open one file that is
-// there for the lock alone. The lock ends with the object and with its process, however that ends (flock). The last one that
-// leaves removes the file; a killed process leaves it behind, and it hinders nobody. A forked child has its parent's locks:
-// one that outlives a killed parent keeps them.
+// A lock between processes that use the same thing, such as a folder or the file of a checkpoint. They open a file that
+// serves only the lock. The lock ends with the object and with its process, however that ends (flock). The last process
+// that leaves removes the file; a killed process leaves it behind, which does no harm. A forked child shares its parent's
+// locks: a child that outlives a killed parent keeps them.
 
 #include <heed/io/atomic_file.hpp>
 
@@ -23,20 +23,21 @@ namespace heed_program {
 
 class FileLock {
  public:
-  // Holds nothing yet. The file's folder must be there.
+  // Holds nothing yet. The file's folder must exist.
   explicit FileLock(std::filesystem::path file) : file_(std::move(file)) {}
   ~FileLock() {
-    // Nobody holds a file that is removed under a lock alone: who waits for it sees that it is gone, and makes another one.
+    // A file is removed only under an exclusive lock, so nobody holds it then. A process that waits
+    // for it sees that it is gone, and makes another one.
     if (held_ && is_there() && ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0)
       ::unlink(file_.c_str());
-    if (held_) ::flock(descriptor_, LOCK_UN);  // a child that was forked has the open file, too
+    if (held_) ::flock(descriptor_, LOCK_UN);  // a forked child has the open file, too
     close();
   }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
-  // Takes the lock for this object alone; false where another one has it. Throws std::runtime_error where the file cannot be
-  // made.
+  // Takes the lock for this object alone; false if another process has it. Throws
+  // std::runtime_error if the file cannot be made.
   [[nodiscard]] bool try_alone() {
     if (!take(LOCK_EX | LOCK_NB)) return false;
     const std::string own = std::to_string(::getpid()) + " " + machine() + "\n";
@@ -44,10 +45,11 @@ class FileLock {
       heed::io::fail_file(file_, "cannot write the file", errno);
     return true;
   }
-  // Takes the lock beside others that share it, or gives up what it had alone. Waits while another one has it alone.
+  // Takes the lock beside others that share it, or turns an exclusive lock into a shared one. Waits
+  // while another process has it alone.
   void share() { (void)take(LOCK_SH); }
 
-  // For people: "process 12 on machine", or "another process" where that one has left and others share the lock.
+  // The holder, for people: "process 12 on machine", or "another process" if that one has left and others share the lock.
   [[nodiscard]] std::string holder() const {
     std::ifstream in(file_);
     pid_t process = 0;
@@ -75,14 +77,14 @@ class FileLock {
         if (!held_)
           std::fprintf(stderr, "%s: this file system has no locks; do not start a second run\n",
                        heed::printable(file_.string()).c_str());
-      } else if (!is_there()) {  // whoever had it has removed it
+      } else if (!is_there()) {  // the former holder has removed it
         close();
         continue;
       }
       return held_ = true;
     }
   }
-  // True if the open file is the one of that name.
+  // True if the open file is still the one of that name.
   [[nodiscard]] bool is_there() const {
     struct stat own {
     }, named{};

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages between the processes of one run. link_mpi.cpp is the one file here that knows MPI; link_none.cpp takes its place
-// where MPI was not found.
+// Messages between the processes of one run. Only link_mpi.cpp uses MPI; link_none.cpp replaces it if MPI was not found.
 
 #include <cstddef>
 #include <cstdlib>
@@ -27,15 +26,15 @@ class Link {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int count() const = 0;
 
-  // Begin to send and to receive; the memory must stay as it is until the request is done. `kind` is at least 0.
+  // Begin to send and to receive; the memory must not change until the request is done. `kind` is at least 0.
   [[nodiscard]] virtual Request send(int to, int kind, std::span<const std::byte> bytes) = 0;
   [[nodiscard]] virtual Request receive(int from, int kind, std::span<std::byte> bytes) = 0;
-  // Moves all messages on. True once the request is done.
+  // Moves all messages on. Returns true once the request is done.
   [[nodiscard]] virtual bool done(Request request) = 0;
-  // The first message of that kind, of less than 1 GiB, that has arrived and that nobody receives yet.
+  // The first message of that kind, of less than 1 GiB, that has arrived and has no receiver yet.
   [[nodiscard]] virtual std::optional<Arrival> arrived(int kind) = 0;
 
-  // Ends in agreement with all other ranks, which must call it, too; no request may be open.
+  // Closes the link together with all other ranks, which must call it, too; no request may be open.
   virtual void close() = 0;
   // Ends this process and all others.
   virtual void abort(int code) = 0;
@@ -49,8 +48,8 @@ class Link {
   return std::getenv("PMIX_RANK") != nullptr ? 2 : 0;
 }
 
-// The link to all processes that a launcher started; null where none did. Throws UsageError where this program has no MPI and
-// a launcher started several.
+// The link to all processes that a launcher started; null without a launcher. Throws UsageError if
+// this program has no MPI and a launcher started several.
 [[nodiscard]] std::unique_ptr<Link> open_link();
 
 }  // namespace heed_program

@@ -23,7 +23,7 @@ class MpiLink final : public Link {
     MPI_Comm_rank(all_, &rank_);
     MPI_Comm_size(all_, &count_);
   }
-  // Without close() the process leaves MPI as it is: MPI_Finalize() would wait for ranks that may be lost.
+  // Without close() the process does not finalise MPI: MPI_Finalize() would wait for ranks that may be lost.
   ~MpiLink() override = default;
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -81,7 +81,7 @@ class MpiLink final : public Link {
   MPI_Comm all_ = MPI_COMM_NULL;
   int rank_ = 0, count_ = 1;
   Request next_ = 0;
-  std::map<Request, std::vector<MPI_Request>> requests_;  // the parts of those that are not done
+  std::map<Request, std::vector<MPI_Request>> requests_;  // parts of the requests that are not done
 };
 
 }  // namespace

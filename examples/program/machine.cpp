@@ -9,7 +9,7 @@ namespace heed_program {
 
 namespace {
 
-// A field of the first processor in the text of /proc/cpuinfo; "unknown" where it is not there.
+// A field of the first processor in the text of /proc/cpuinfo; "unknown" if it is missing.
 [[nodiscard]] std::string field_of(const std::string& cpuinfo, const std::string& name) {
   std::istringstream lines(cpuinfo);
   for (std::string line; std::getline(lines, line);) {
@@ -31,7 +31,7 @@ namespace {
 #endif
 }
 
-// What the compiler was allowed to use, from its own macros.
+// Features that the compiler was allowed to use, from its own macros.
 [[nodiscard]] std::string compile_flags() {
   std::string flags;
 #if defined(__AVX512F__)

@@ -12,7 +12,7 @@ namespace heed_program {
 [[nodiscard]] const char* missing_instruction_set();
 
 struct Machine {
-  std::string name;  // of the processor
+  std::string name;  // name of the processor
   std::string
       kind;  // "Zen 3", "Zen 4" or "Zen 5", else vendor, family and model; and its widest instructions
   std::string compiler, flags;

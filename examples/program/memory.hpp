@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How much memory this process may use.
+// The amount of memory that this process may use.
 
 #include <heed/core/control_groups.hpp>
 
@@ -14,7 +14,7 @@
 
 namespace heed_program {
 
-// Bytes: the least of the machine's memory, of the limits of the process (ulimit -v, -d) and of its control groups.
+// Bytes: the smallest of the machine's memory, of the limits of the process (ulimit -v, -d) and of its control groups.
 [[nodiscard]] inline double memory_limit() {
   double least = double(::sysconf(_SC_PHYS_PAGES)) * double(::sysconf(_SC_PAGE_SIZE));
   for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {

@@ -64,7 +64,7 @@ template <class Number>
       least, most,
       "a number from " + detail::short_text(least) + " to " + detail::short_text(most));
 }
-// Accepts shares: numbers from 0 on that are less than 1.
+// Accepts fractions: numbers from 0 on that are less than 1.
 [[nodiscard]] inline CLI::Validator share() {
   return detail::number_that<double>([](double x) { return x >= 0 && x < 1; },
                                      "a number from 0 to below 1");
@@ -96,7 +96,7 @@ template <class Number>
   return text.substr(0, colon) + (repeated ? " was given more than once" : " needs a value") + help;
 }
 
-// What other programs call some options.
+// Names that other programs have for some options.
 inline constexpr std::pair<const char*, const char*> kOtherNames[] = {
     {"--layers", "--depth"},      {"--n-layer", "--depth"},    {"--blocks", "--depth"},
     {"--dim", "--width"},         {"--d-model", "--width"},    {"--n-embd", "--width"},
@@ -127,7 +127,8 @@ inline constexpr std::pair<const char*, const char*> kOtherNames[] = {
          (all.size() == 1 ? " was" : " were") + " not expected; --help lists the options" + meant;
 }
 
-// Reads the command line of a program. False: the help or version that it asks for is printed, and the program is done.
+// Reads the command line of a program. Returns false if help or version was requested and printed,
+// so that the program is done.
 [[nodiscard]] inline bool read_options(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

@@ -37,7 +37,7 @@ inline constexpr const char* kExitCodes =
     "finite)\n"
     "  2  options or input that cannot be used; one sentence on standard error says which\n";
 
-// Runs f() and turns a std::runtime_error into a UsageError: what cannot be read is input that the user named.
+// Runs f() and turns a std::runtime_error into a UsageError: an input that cannot be read was named by the user.
 template <class F>
 auto as_usage(F&& f) {
   try {
@@ -72,7 +72,7 @@ inline void require_output(const std::string& option, const std::string& path) {
       if (::fstat(descriptor, &stream) == 0 && stream.st_dev == old.st_dev &&
           stream.st_ino == old.st_ino)
         throw UsageError(begin + "standard output or standard error is written there");
-  } else if (errno != ENOENT) {  // a name that is too long, a folder that is none
+  } else if (errno != ENOENT) {  // e.g. a name that is too long, or a folder that is a file
     throw UsageError(begin + "cannot be written (" + std::generic_category().message(errno) + ")");
   }
   try {
@@ -88,7 +88,7 @@ struct NamedFile {
   std::string option, path;
 };
 
-// True if both paths name one file: through links of either kind, or, where nothing is there yet, by their spelling.
+// True if both paths name one file: through links of either kind, or by their spelling if there is no file yet.
 [[nodiscard]] inline bool same_file(const std::filesystem::path& a,
                                     const std::filesystem::path& b) {
   struct stat first {
@@ -153,8 +153,7 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
   return quoted + "'";
 }
 
-// Writes the text to a file, or to standard output for "-". Where it throws std::runtime_error, an old file stays as it
-// was.
+// Writes the text to a file, or to standard output for "-". If it throws std::runtime_error, an old file is unchanged.
 inline void write_output(const std::string& path, const std::string& text) {
   if (path == "-") {
     std::fputs(text.c_str(), stdout);
@@ -177,7 +176,7 @@ inline void all_of(std::initializer_list<std::function<void()>> steps) {
   if (!failures.empty()) throw std::runtime_error(failures);
 }
 
-// The exit code of a program, and the sentence that it prints on standard error; none where all went well.
+// The exit code of a program, and the sentence that it prints on standard error; empty if all went well.
 struct Ending {
   int code = 0;
   std::string sentence;
@@ -185,8 +184,8 @@ struct Ending {
 
 namespace detail {
 
-// Opens standard streams that are closed on /dev/null. Otherwise a file that is opened later would take the number of such
-// a stream, and what is printed would go into it.
+// Opens standard streams that are closed on /dev/null. Otherwise a file that is opened later would
+// get the number of such a stream, and output would go into it.
 inline void occupy_standard_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(descriptor, F_GETFD) < 0)
@@ -198,7 +197,7 @@ inline int complain(const char* name, const char* text, int code) {
   return code;
 }
 
-// How body() ends.
+// The ending of body().
 [[nodiscard]] inline Ending ending_of(const std::function<int()>& body) {
   try {
     return {body(), ""};
@@ -215,7 +214,7 @@ inline int complain(const char* name, const char* text, int code) {
   }
 }
 
-// Prints the sentence of an ending, where it has one, and another one where standard output is lost. Returns the exit code.
+// Prints the sentence of an ending, if it has one, and another one if standard output is lost. Returns the exit code.
 [[nodiscard]] inline int conclude(const char* name, const Ending& ending) {
   if (!ending.sentence.empty()) complain(name, ending.sentence.c_str(), ending.code);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
@@ -225,7 +224,7 @@ inline int complain(const char* name, const char* text, int code) {
 
 }  // namespace detail
 
-// Runs a program of that name and returns its exit code: what body() returns, or 1 or 2 where it throws.
+// Runs a program of that name and returns its exit code: the result of body(), or 1 or 2 if it throws.
 [[nodiscard]] inline int run(const char* name, const std::function<int()>& body) {
   detail::occupy_standard_streams();
   return detail::conclude(name, detail::ending_of(body));

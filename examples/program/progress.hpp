@@ -13,8 +13,9 @@
 
 namespace heed_program {
 
-// One line on standard error that replaces itself, at most ten times a second, cut to the terminal's width, as a line that
-// wraps is not replaced; nothing unless standard error is a terminal. The line is gone when the object is.
+// One line on standard error that replaces itself, at most ten times a second. It is cut to the
+// terminal's width, since a line that wraps cannot be replaced. Nothing is shown unless standard
+// error is a terminal. The line disappears with the object.
 class Progress {
  public:
   Progress() = default;
@@ -26,7 +27,7 @@ class Progress {
     const Clock::time_point now = Clock::now();
     if (!terminal_ || (drawn_ && now - last_ < std::chrono::milliseconds(100))) return;
     std::size_t shown = std::min(text.size(), columns() - 1);
-    // Not in the middle of a character.
+    // A character is not cut in the middle.
     while (shown > 0 && shown < text.size() && (text[shown] & 0xC0) == 0x80) --shown;
     std::fprintf(stderr, "\r\033[K%.*s", int(shown), text.c_str());
     std::fflush(stderr);
@@ -41,7 +42,7 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // At least 1; asked each time, as people change the size of their windows.
+  // Width of the terminal, at least 1; read each time, since people resize windows.
   [[nodiscard]] static std::size_t columns() {
     winsize size{};
     const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;

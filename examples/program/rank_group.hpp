@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Neighbouring ranks of a run, as a communicator of heed::mpi (heed/mpi/messages.hpp): what waits for their messages finds
+// Neighbouring ranks of a run, as a communicator of heed::mpi (heed/mpi/messages.hpp): waiting for their messages notices
 // ranks that have ended, failed or got stuck, as every exchange of the run does.
 
 #include "ranks.hpp"
@@ -16,13 +16,13 @@ namespace heed_program {
 
 class RankGroup {
  public:
-  // Ranks [first, first + count) of the run, the own one among them.
+  // Ranks [first, first + count) of the run, this one among them.
   RankGroup(Ranks& ranks, int first, int count) : ranks_(&ranks), first_(first), count_(count) {}
 
   [[nodiscard]] int rank() const { return ranks_->rank() - first_; }
   [[nodiscard]] int size() const { return count_; }
 
-  // Messages on their way. Their memory must outlive it.
+  // Messages on their way. The memory must outlive this object.
   class Transfer {
    public:
     Transfer() = default;

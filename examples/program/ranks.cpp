@@ -14,20 +14,20 @@ namespace heed_program {
 
 namespace {
 
-// A rank that waits looks for messages without a pause for so long, then with pauses.
+// A waiting rank looks for messages without a pause for this long, then with pauses.
 constexpr auto kEager = std::chrono::milliseconds(2);
 constexpr auto kPause = std::chrono::microseconds(200);
-// How often it asks whether a process still lives.
+// Time between two checks whether a process still lives.
 constexpr auto kLook = std::chrono::milliseconds(50);
-// What is printed needs so long to get through the launcher before all end.
+// Time that output needs to get through the launcher before all processes end.
 constexpr auto kPassedOn = std::chrono::milliseconds(200);
-// A rank that comes back from a pause after so long was stopped.
+// A rank that comes back from a pause after this time was stopped.
 constexpr auto kStopped = std::chrono::seconds(1);
-// Ranks that are asked what they wait for answer within this time, if they wait at all.
+// Time within which waiting ranks answer when they are asked for whom they wait.
 constexpr auto kAnswering = std::chrono::milliseconds(1000);
-// Seconds by which a rank waits longer than the one before it: more than the one before takes to ask and to end all.
+// Seconds by which each rank waits longer than the one before it, which needs less time than this to ask and to end all.
 constexpr double kTurn = 1.5;
-// The time that the rank that is to speak of a lost one has before the others do.
+// Time by which the rank that reports a lost rank is ahead of the others.
 constexpr auto kGrace = std::chrono::milliseconds(3000);
 
 [[nodiscard]] std::string list_of(const std::vector<int>& ranks) {
@@ -61,7 +61,7 @@ void Ranks::meet_processes() {
   };
   const Process mine{host_name(), ::getpid()};
   for (const Process& process : gather(mine)) {
-    // Of a process that cannot be seen, as in a container of the same name, nothing is known.
+    // A process that cannot be seen, as in a container of the same name, counts as one of another machine.
     const bool seen = process.host == mine.host && ::kill(pid_t(process.id), 0) == 0;
     processes_.push_back(seen ? process.id : 0);
   }
@@ -98,8 +98,8 @@ void Ranks::gather_bytes(std::span<const std::byte> mine, std::span<std::byte> a
   wait(std::move(pending));
 }
 
-// Rank r adds up piece r, of which every other rank sends it its numbers, and sends everybody the sums: each rank sends and
-// receives 2 (count - 1) / count of all numbers.
+// Rank r adds up piece r: every other rank sends it its numbers, and gets the sums. Each rank sends
+// and receives 2 (count - 1) / count of all numbers.
 void Ranks::sum(std::span<float> numbers) {
   if (count() == 1) return;
   const auto ranks = std::size_t(count()), me = std::size_t(rank());
@@ -108,7 +108,7 @@ void Ranks::sum(std::span<float> numbers) {
     return numbers.subspan(begin, end - begin);
   };
   const std::span<float> own = piece(me);
-  std::vector<float> theirs(ranks * own.size());  // of piece `me`, rank after rank
+  std::vector<float> theirs(ranks * own.size());  // piece `me` of the other ranks, rank after rank
   std::vector<Pending> pending;
   for (std::size_t r = 0; r < ranks; ++r) {
     if (r == me) continue;
@@ -181,7 +181,7 @@ void Ranks::wait(std::vector<Pending> pending) {
     std::erase_if(pending, [&](const Pending& one) { return link_->done(one.request); });
     return pending.empty();
   };
-  // A rank to which only sending is not finished may wait for another one itself.
+  // A rank to which only sending is not finished may itself wait for another one.
   wait_until(ready, [&] {
     const std::vector<int> senders = peers_of(pending, true);
     return senders.empty() ? peers_of(pending, false) : senders;
@@ -195,7 +195,7 @@ void Ranks::wait_until(const std::function<bool()>& ready,
   std::optional<Inquiry> inquiry;
   while (!ready()) {
     const Clock::time_point now = Clock::now();
-    // A process that was stopped itself has no reason to think that others are.
+    // A process that was stopped itself has no reason to assume that others are.
     if (now - last > kStopped) {
       start = now;
       inquiry.reset();
@@ -237,7 +237,7 @@ void Ranks::ask(Inquiry& inquiry, std::vector<int> ranks) {
     std::istringstream words(answer->second);
     std::uint64_t number = 0;
     words >> number;
-    if (number != inquiry.number) continue;  // of an inquiry before this one
+    if (number != inquiry.number) continue;  // an answer to an earlier inquiry
     std::erase(inquiry.silent, answer->first);
     for (int r = 0; words >> r;) ranks.push_back(r);
   }
@@ -347,8 +347,8 @@ int run_on_ranks(const char* name, const std::function<int(Ranks&)>& body) {
         ranks->link_->close();
         return code;
       }
-      // Messages that nobody will take forbid an end in agreement: the rank that has spoken ends all, when the launcher has
-      // had the time to pass its sentence on.
+      // Messages that nobody will take prevent a joint ending: the rank that reported ends all
+      // processes, once the launcher has had time to pass its sentence on.
       std::this_thread::sleep_for(ranks->rank() == std::max(0, ranks->speaker_) ? kPassedOn
                                                                                 : kGrace);
       ranks->link_->abort(code);
@@ -357,7 +357,7 @@ int run_on_ranks(const char* name, const std::function<int(Ranks&)>& body) {
       if (ending.sentence.empty()) ending = {1, error.what()};
     }
   }
-  // The rank that speaks ends the others.
+  // The rank that reports ends the others.
   if (ranks->rank() != ranks->speaker_) std::this_thread::sleep_for(kGrace);
   (void)detail::conclude(name, ending);
   std::this_thread::sleep_for(kPassedOn);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Words that people type: lists, and names that are nearly those of something.
+// Words that people type: lists, and names that nearly match a known one.
 
 #include <algorithm>
 #include <cctype>
@@ -30,7 +30,7 @@ namespace heed_program {
   return text;
 }
 
-// How many characters must be added, left out, replaced, or swapped with the next one, to make `b` of `a`.
+// Number of characters that must be added, left out, replaced, or swapped with the next one, to turn `a` into `b`.
 [[nodiscard]] inline std::size_t edits_between(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i)
@@ -47,9 +47,9 @@ namespace heed_program {
   return edits[a.size()][b.size()];
 }
 
-// "; did you mean mqar?", the end of a sentence about a word that is none of the known names: the first of those that the
-// fewest edits make of it, where they are at most a third of its characters. Upper case counts as lower case, and a name
-// behind a colon, as that of zoo:sink, may stand alone.
+// "; did you mean mqar?", the end of a sentence about an unknown word. It suggests the first of the
+// known names that need the fewest edits, if these are at most a third of the word's characters.
+// Upper case counts as lower case, and a name behind a colon, as that of zoo:sink, may stand alone.
 [[nodiscard]] inline std::string did_you_mean(std::string word,
                                               const std::vector<std::string>& known) {
   constexpr std::size_t longest = 80;

@@ -748,7 +748,7 @@ class Call:
 
     def __init__(self, request, results, saved, save):
         self._request, self._results, self._saved = request, results, saved
-        self._free = _heed.heed_saved_free  # which a module that is being torn down no longer has
+        self._free = _heed.heed_saved_free  # a module that is being torn down has lost the global name
         self.out, self.lse, self.steps = _read_only(results.out) if save else results.out, results.lse, results.steps
 
     def __reduce_ex__(self, protocol):
@@ -807,7 +807,7 @@ class _Results:
             out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
         self.out = out
         self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
-        # Where there are none, the library says why when it is given a place for some.
+        # If the variant gives none, the library says why when it gets memory for some.
         self.steps = np.empty(tuple(self.shapes.steps) if self.shapes.steps[3] else self.rows, _wide(q)) if with_steps else None
         self.views = {name: request.view(x, name, written=True) for name, x in (("out", self.out), ("lse", self.lse), ("steps", self.steps)) if x is not None}
         self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})

@@ -47,11 +47,11 @@ class BarDrawing {
       width = std::max(width, text_width(fitted(label, kWidestLabel)));
     return width;
   }
-  // Points on an axis that shows a part of their size have the digits that this axis tells apart.
+  // Values of points have the digits that the axis tells apart; values of bars have the usual ones.
   [[nodiscard]] std::string value_text(double value) const {
     return chart_.points ? label_text(value, step_) : label_text(value);
   }
-  // Of the column of values.
+  // Width of the column of values.
   [[nodiscard]] double widest_value() const {
     double width = 0;
     for (const Group& group : chart_.groups)
@@ -85,7 +85,7 @@ class BarDrawing {
     return range;
   }
 
-  // Where lines across the chart stand: at the reference, if any, and at 0, where bars begin.
+  // Positions of lines across the chart: at the reference, if any, and at 0, where bars begin.
   [[nodiscard]] std::vector<double> reference_places(const Range& range) const {
     std::vector<double> places;
     Range alone;
@@ -106,7 +106,7 @@ class BarDrawing {
                        kBar - 2, colour("bar f", g));
   }
 
-  // Draws what stands on top of bars and lines: whisker, point and the value as text.
+  // Draws the marks on top of bars and lines: whisker, point and the value as text.
   void value(std::size_t g, std::size_t i, const Scale& x) {
     const Group& group = chart_.groups[g];
     const double y = middle(i, g);

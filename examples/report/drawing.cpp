@@ -19,7 +19,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr std::array<std::pair<double, const char*>, 3> kUnits{
     {{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
 
-// The number of bytes of the UTF-8 character at `at`; 0 where there is none, or one that XML forbids.
+// The number of bytes of the UTF-8 character at `at`; 0 if there is none, or one that XML forbids.
 [[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
   const heed::Utf8Step step = heed::utf8_step(text, at);
   const bool control =
@@ -74,7 +74,7 @@ std::string coordinate(double value) {
 }
 
 std::string label_text(double value) {
-  // 9.996 is 10.0, and 999.6 is 1.00k: the first digit is known after rounding.
+  // Rounds first: 9.996 is 10.0, and 999.6 is 1.00k.
   char text[64];
   std::snprintf(text, sizeof text, "%.*e", std::abs(value) < 1 ? 1 : 2, value);
   const double rounded = std::strtod(text, nullptr), size = std::abs(rounded);
@@ -105,7 +105,7 @@ std::string label_text(double value, double step) {
   const int decimals = 1 - int(std::floor(std::log10(2 * step) + 1e-9));
   const std::size_t point = coarse.find('.');
   const std::size_t has = point == std::string::npos ? 0 : coarse.size() - point - 1;
-  // Units and exponents stay as they are.
+  // Units and exponents do not change.
   if (coarse.find_first_of("kMGe") != std::string::npos || decimals > 6 || decimals <= int(has))
     return coarse;
   char text[64];

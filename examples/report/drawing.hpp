@@ -14,7 +14,7 @@
 namespace heed_report {
 
 inline constexpr double kWidth = 384, kMargin = 4, kLine = 16;
-inline constexpr int kColours = 7;  // of series; further ones are dashed
+inline constexpr int kColours = 7;  // for series; further ones are dashed
 
 struct Point {
   double x = 0, y = 0;
@@ -37,12 +37,12 @@ struct Picture {
 // A number as text of at most four digits: 0.25, 1e-6, 12.5k, 3M.
 [[nodiscard]] std::string number_text(double value);
 
-// A number as the label of a bar or point, with two digits after the first one, below 1 with two in all: 1.20, 12.3, 0.50,
-// 0.012, 12.3k, 4.2e-5. What is drawn changes more than that from run to run.
+// A number as the label of a bar or point, with two digits after the first one, below 1 with two in
+// all: 1.20, 12.3, 0.50, 0.012, 12.3k, 4.2e-5. Measured values vary more than that from run to run.
 [[nodiscard]] std::string label_text(double value);
 
-// Likewise, with as many decimals more as numbers need that differ by a fifth of `step`: on an axis with ticks at 3.10,
-// 3.11, ... 3.124 and not 3.12.
+// The same with further decimals, as many as distinguish numbers that differ by a fifth of `step`:
+// on an axis with ticks at 3.10, 3.11, ... 3.124 and not 3.12.
 [[nodiscard]] std::string label_text(double value, double step);
 
 // An estimate of the width of a text, not too small for most fonts.
@@ -67,11 +67,11 @@ class Drawing {
   void text(Point at, std::string_view text, Anchor anchor = Anchor::start,
             const std::string& css = "");
 
-  // Text that is read from below.
+  // Text that runs upwards.
   void upright_text(Point at, std::string_view text, Anchor anchor = Anchor::end,
                     const std::string& css = "");
 
-  // Sets the text in lines over the whole width, the first with its top at `top`. Returns where the last one ends.
+  // Sets the text in lines over the whole width, the first with its top at `top`. Returns the end of the last line.
   double paragraph(double top, const std::string& text, const std::string& css = "",
                    double size = 12);
 

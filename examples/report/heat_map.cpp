@@ -12,7 +12,7 @@ namespace heed_report {
 
 namespace {
 
-// From a number to one of the levels of colour.
+// Maps a number to one of the levels of colour.
 class Heat {
  public:
   static constexpr int kLevels = 32;
@@ -26,12 +26,12 @@ class Heat {
     return heat_colour(double(level) / (kLevels - 1));
   }
 
-  // The class of a text on this level.
+  // The CSS class of a text on this level.
   [[nodiscard]] static const char* ink_on(int level) {
     return 2 * level < kLevels ? "on-dark" : "on-light";
   }
 
-  // Draws a bar of all colours with numbers below. Returns where it ends.
+  // Draws a bar of all colours with numbers below. Returns its lower end.
   double legend(Drawing& drawing, double top, const std::string& label) const {
     const double left = 24, right = kWidth - 24, step = (right - left) / kLevels;
     drawing.text({left, top + 12}, label);
@@ -87,8 +87,8 @@ class HeatDrawing {
 
  private:
   static constexpr double kOverlap =
-      0.2;  // of neighbours, so that the background does not shine through
-  // Columns with an upright name or number are not narrower.
+      0.2;  // overlap of neighbours, so that the background does not shine through
+  // Columns with an upright name or number are at least this wide.
   static constexpr double kNamedRow = 16, kWidestName = 150, kNarrowest = 13;
 
   void place_cells() {
@@ -188,7 +188,7 @@ class HeatDrawing {
   Drawing drawing_;
   std::size_t left_out_ = 0;
   Point corner_;
-  double width_ = 0, height_ = 0;  // of a cell
+  double width_ = 0, height_ = 0;  // size of a cell
   bool has_numbers_ = false;
 };
 

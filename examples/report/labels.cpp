@@ -10,8 +10,8 @@ namespace heed_report {
 
 namespace {
 
-// Labels that touch each other, each one gap below the one before. `sum` is that of their wishes less the gaps between
-// them and the first label of all: their mean is where the block lies best.
+// Labels that touch each other, each one gap below the one before. `sum` adds up their wished places, less the gaps between
+// them and the first label of all: the mean is the block's best place.
 struct Block {
   double sum = 0;
   std::size_t count = 0;
@@ -20,8 +20,8 @@ struct Block {
 
 }  // namespace
 
-// Less their gaps, places must not fall from one label to the next: the best such places are the means of blocks
-// (isotonic regression), and the bounds only cut them off.
+// Places without their gaps must not fall from one label to the next: the best such places are the
+// means of blocks (isotonic regression), cut off at the bounds.
 std::vector<double> spread_out(const std::vector<double>& wishes, double gap, double top,
                                double bottom) {
   std::vector<std::size_t> order(wishes.size());
@@ -54,7 +54,7 @@ std::string fitted(const std::string& text, double width) {
   const std::string ellipsis = "\u2026";
   std::string cut = text;
   while (!cut.empty() && text_width(cut + ellipsis) > width) {
-    // The last byte of a character, then the bytes before it that begin none.
+    // Removes the last byte of a character, then the bytes before it that begin none.
     while (cut.size() > 1 && (static_cast<unsigned char>(cut.back()) & 0xC0u) == 0x80u)
       cut.pop_back();
     cut.pop_back();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where names stand beside the ends of lines: as near to them as they can without covering each other.
+// Places names beside the ends of lines: as near to them as possible without covering each other.
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ namespace heed_report {
 [[nodiscard]] std::vector<double> spread_out(const std::vector<double>& wishes, double gap,
                                              double top, double bottom);
 
-// The text, cut with an ellipsis where it is wider than `width`.
+// The text, cut with an ellipsis if it is wider than `width`.
 [[nodiscard]] std::string fitted(const std::string& text, double width);
 
 }  // namespace heed_report

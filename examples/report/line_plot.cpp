@@ -11,7 +11,7 @@ namespace heed_report {
 
 namespace {
 
-// The ticks of the points' own places; none where there are fewer than two places.
+// Ticks at the points' own places; none if there are fewer than two places.
 [[nodiscard]] std::vector<double> places_of_points(const LinePlot& plot) {
   std::vector<double> places;
   for (const Series& s : plot.series)
@@ -65,7 +65,7 @@ class LineDrawing {
   [[nodiscard]] std::string name_of(std::size_t i) const {
     return fitted(plot_.series[i].name, kWidestName);
   }
-  // A quarter more than the names need: lines to names that fill the whole side would be steep.
+  // A quarter more than the names need: lines to names that fill the whole height would be steep.
   [[nodiscard]] double height() const {
     return std::max(kPlotHeight, 1.25 * kNameHeight * double(plot_.series.size()));
   }
@@ -83,7 +83,7 @@ class LineDrawing {
     return room;
   }
 
-  // Notes a point in both ranges, or, where one of its coordinates cannot be drawn, in none.
+  // Adds a point to both ranges, or to none if one of its coordinates cannot be drawn.
   void note(Range& x_range, Range& y_range, const Series& s, std::size_t n) {
     if (!is_drawn(s.x[n], s.y[n])) {
       ++left_out_;
@@ -99,7 +99,7 @@ class LineDrawing {
     return x_alone.include(x) && y_alone.include(y);
   }
 
-  // Finds where each line ends, at the bottom where nothing of it is drawn, and gives the lines their looks.
+  // Finds the end of each line, at the bottom if nothing of it is drawn, and gives the lines their looks.
   void find_ends(const Scale& x, const Scale& y, double bottom) {
     for (const Series& s : plot_.series) {
       Point end{right_, bottom};
@@ -157,7 +157,7 @@ class LineDrawing {
   const LinePlot& plot_;
   Drawing drawing_;
   std::size_t left_out_ = 0;
-  double right_ = 0;  // of the frame
+  double right_ = 0;  // right edge of the frame
   std::vector<Point> ends_;
   std::vector<std::size_t> looks_;  // numbers of colours and dashes
 };

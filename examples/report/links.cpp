@@ -11,10 +11,10 @@ namespace heed_report {
 
 namespace {
 
-constexpr double kLeft = 116, kRight = kWidth - 116;  // where bands begin and end
+constexpr double kLeft = 116, kRight = kWidth - 116;  // begin and end of bands
 constexpr double kRow = 14;                           // height of a token's line
-constexpr double kWidest = 12;                        // of a band, for a weight of 1
-constexpr std::size_t kMostCharacters = 14;           // of a token
+constexpr double kWidest = 12;                        // width of a band for a weight of 1
+constexpr std::size_t kMostCharacters = 14;           // shown of a token at most
 
 }  // namespace
 
@@ -45,7 +45,7 @@ Picture draw(const LinkMap& map) {
   const auto middle = [&](std::size_t token) { return top + kRow * (double(token - first) + 0.5); };
   std::size_t left_out = 0, before = 0;
   bool negative = false;
-  // Light bands first, so that they hide no heavier one.
+  // Light bands come first, so that they hide no heavier one.
   std::vector<LinkMap::Link> links;
   for (const LinkMap::Link& link : map.links) {
     const bool drawn = std::isfinite(link.weight);

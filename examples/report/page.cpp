@@ -28,8 +28,8 @@ constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0068a8", "#4a9fe
 constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"},
     kInk{"#1b1f24", "#e6e9ec"}, kPaper{"#ffffff", "#16191d"};
 
-// Where a picture stands: on the page, whose variables name the colours, or in a file of its own, which spells them
-// for light and for dark surroundings.
+// The place of a picture: on the page, whose variables name the colours, or in a file of its own,
+// which spells them for light and for dark surroundings.
 enum class Look { page, light, dark };
 
 [[nodiscard]] std::string value_of(const std::string& name, const Colour& colour, Look look) {
@@ -96,7 +96,7 @@ enum class Look { page, light, dark };
          "th{color:var(--soft);font-weight:400}"
          ".pictures{columns:3 400px;column-gap:24px}"
          ".beside{column-span:all;display:flex;flex-wrap:wrap;gap:0 24px;padding-top:8px}"
-         // One width for all pictures: their text is equally large.
+         // All pictures have one width, so that their texts are equally large.
          "figure{margin:0 0 28px;width:400px;max-width:100%;break-inside:avoid}"
          "svg{display:block;width:100%;max-width:100%;height:auto}"
          "@page{margin:12mm}@media print{body{padding:0}table{font-size:11px;break-inside:avoid}"
@@ -105,7 +105,7 @@ enum class Look { page, light, dark };
          picture_style() + colour_style(Look::page);
 }
 
-// `inside` stands before the body.
+// `inside` comes before the body.
 [[nodiscard]] std::string svg_element(const Picture& picture, const std::string& attributes,
                                       const std::string& inside) {
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + coordinate(kWidth) + " " +

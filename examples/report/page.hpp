@@ -22,14 +22,13 @@ struct Page {
   std::string title;
   std::vector<std::pair<std::string, std::string>> facts;  // name, value
   std::vector<Picture> pictures;
-  std::vector<Table> tables = {};  // above the pictures; none is shown that has no rows
+  std::vector<Table> tables = {};  // above the pictures; a table without rows is not shown
 };
 
 [[nodiscard]] std::string html_text(const Page& page);
 [[nodiscard]] std::string svg_text(const Picture& picture);
 
-// Makes the folder if it is not there, and sees that files can be written. Throws std::runtime_error, one
-// sentence.
+// Makes the folder if needed, and checks that files can be written. Throws std::runtime_error, one sentence.
 void prepare_folder(const std::filesystem::path& folder);
 
 // Throws std::runtime_error, one sentence.

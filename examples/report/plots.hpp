@@ -10,8 +10,8 @@
 
 namespace heed_report {
 
-// A line from the lowest to the highest of the numbers that a value was made of. None is drawn where one of them is not
-// finite.
+// A line from the smallest to the largest of the numbers from which a value was made. It is not
+// drawn if one of them is not finite.
 struct Whisker {
   double low = 0, high = 0;
 };
@@ -19,19 +19,19 @@ struct Whisker {
 
 struct Series {
   std::string name;
-  std::vector<double> x, y;  // a y that is left out breaks the line
-  bool marks = false;        // a dot at each point; points that stand alone have one anyway
-  std::vector<Whisker> whiskers = {};  // of the points; empty: none
+  std::vector<double> x, y;            // a y that is left out breaks the line
+  bool marks = false;                  // a dot at each point; single points always have one
+  std::vector<Whisker> whiskers = {};  // one per point; empty: none
 };
 
 struct Axis {
   std::string label;  // with the unit; the plot adds that the axis is logarithmic
   bool logarithmic = false, from_zero = false;
-  bool at_points = false;  // of x: the points' own places are the ticks, from two of them on
+  bool at_points = false;  // on the x axis: ticks at two or more points' own places
 };
 
-// Lines; if there are several, each has its name at its end, and the plot is as high as its names need. Up to as many lines
-// as there are colours keep theirs by their number. Of more lines, those that end beside each other differ in colour.
+// Lines; if there are several, each has its name at its end, and the plot is as high as its names need. As long as there
+// are no more lines than colours, line i has colour i. With more lines, lines that end beside each other differ in colour.
 struct LinePlot {
   std::string name, title, note;
   Axis x, y;
@@ -62,7 +62,7 @@ struct HeatMap {
   std::size_t rows = 0, columns = 0;
   std::vector<double> values;  // (rows, columns), the first row on top
   std::vector<bool> hidden =
-      {};  // likewise, or empty: cells without a value, which are not left out
+      {};  // for each cell, or empty: cells without a value, which do not count as left out
   // A name for each row and each column, or empty: they are counted from 0 and the cells are squares. Cells of named rows
   // have their numbers in them, upright in narrow ones, unless they are narrower than a line is high.
   std::vector<std::string> row_names = {}, column_names = {};

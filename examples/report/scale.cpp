@@ -17,20 +17,20 @@ constexpr double kSmallest = 1e-280,
                  kLargest = 1e300;  // so that steps and ends stay normal numbers
 
 [[nodiscard]] std::vector<double> linear_ticks(double low, double high, int wanted) {
-  // Widened also where the range is lost in the rounding of its ends.
+  // The range is also widened if it is lost in the rounding of its ends.
   const double size = std::max(std::abs(low), std::abs(high));
   if (!(high - low > std::max(1e-9 * size, kSmallest))) {
     const double around = size > kSmallest ? 0.1 * size : 1;
     low -= around;
     high += around;
   }
-  const double rough = high / wanted - low / wanted;  // each alone is finite
+  const double rough = high / wanted - low / wanted;  // each term alone is finite
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
   double step = 10 * power;
   for (const double factor : {5.0, 2.0, 1.0})
     if (factor * power >= rough * (1 - 1e-9)) step = factor * power;
   std::vector<double> ticks;
-  const double slack = 1e-9;  // an end that is round itself needs no further tick
+  const double slack = 1e-9;  // a round end needs no further tick
   for (double n = std::floor(low / step + slack); n <= std::ceil(high / step - slack); ++n)
     ticks.push_back(n * step);
   return ticks;

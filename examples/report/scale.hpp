@@ -36,7 +36,7 @@ class Scale {
  public:
   // The first tick lies at `from`, the last at `to`.
   Scale(const Range& range, int wanted, double from, double to);
-  // With these ticks: at least two, rising, and positive on a logarithmic axis.
+  // A scale with these ticks: at least two, rising, and positive on a logarithmic axis.
   Scale(std::vector<double> ticks, bool logarithmic, double from, double to);
 
   [[nodiscard]] double operator()(double value) const;

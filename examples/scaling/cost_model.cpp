@@ -12,7 +12,7 @@ struct Chunk {
   double begin, end;
 };
 
-// The tokens of a rank, in whole and parts of tokens where ranks do not divide them.
+// The tokens of a rank, in fractions of tokens if ranks do not divide them.
 [[nodiscard]] std::vector<Chunk> shard_of(const Problem& p, int ranks, int rank) {
   const double len = double(p.len);
   if (!p.zigzag) return {{len * rank / ranks, len * (rank + 1) / ranks}};
@@ -35,7 +35,7 @@ class Network {
   Network(const Machine& machine, int ranks)
       : machine_(machine), out_(std::size_t(ranks), 0.0), in_(std::size_t(ranks), 0.0) {}
 
-  // The time at which a message is there that is ready at `ready`.
+  // The arrival time of a message that is ready to be sent at `ready`.
   [[nodiscard]] double send(int from, int to, double bytes, double ready) {
     double &out = out_[std::size_t(from)], &in = in_[std::size_t(to)];
     const double start = std::max({ready, out, in}),
@@ -51,7 +51,7 @@ class Network {
 
 struct Event {
   double time;
-  int rank, block;  // the block'th that the rank has had, its own being 0
+  int rank, block;  // the block'th block of the rank, its own being 0
   enum Kind { arrived, computed } kind;
   [[nodiscard]] bool operator>(const Event& other) const {
     if (time != other.time) return time > other.time;
@@ -111,8 +111,8 @@ class Simulation {
     now = exchange(now, out);
     if (p_.backward) {
       const double work = seconds(pairs, most, kBackwardFlops);
-      now = exchange(now, out) + work;  // of out; the others are still there
-      now = exchange(now, in);          // of queries, keys and values
+      now = exchange(now, out) + work;  // exchange of out; the other tensors are still there
+      now = exchange(now, in);          // exchange of queries, keys and values
       times.compute += work;
     }
     times.memory = double(p_.len) * 2 * double(groups) * row * (p_.backward ? 2 : 1);
@@ -121,7 +121,7 @@ class Simulation {
   }
 
  private:
-  // Of keys and values of a shard.
+  // Bytes of keys and values of a shard.
   [[nodiscard]] double shard_bytes() const {
     return double(p_.len) / ranks_ * 2 * double(p_.kv_heads) * double(p_.dim) * p_.bytes;
   }
@@ -129,7 +129,8 @@ class Simulation {
     return pairs > 0 ? machine_.call + pairs * double(heads * p_.dim) * flops / machine_.flops : 0;
   }
 
-  // n - 1 times, each rank hands to the next what it got last. Returns when each rank has all.
+  // The time of n - 1 turns in which each rank passes on what it got last. Returns the time at
+  // which each rank has all blocks.
   [[nodiscard]] std::vector<double> around(const std::vector<double>& ready, double bytes) const {
     std::vector<double> done(ready);
     Network network(machine_, ranks_);
@@ -148,14 +149,15 @@ class Simulation {
     return done;
   }
 
-  // All ranks start at `start`. With `behind`, a block is handed on, and its gradients with it, when its work is done, and at
-  // the end goes home; otherwise as soon as it is there. Returns when the last rank is done.
+  // All ranks start at `start`. With `behind`, a block is passed on, and its gradients with it,
+  // when its work is done, and returns to its owner at the end; otherwise it is passed on as soon
+  // as it arrives. Returns the time at which the last rank is done.
   [[nodiscard]] double ring_pass(double flops, bool behind, double start, double& longest) const {
     Network network(machine_, ranks_);
     const auto n = std::size_t(ranks_);
     const double bytes = shard_bytes() * (behind ? 2 : 1);
     std::vector<int> there(n, 0),
-        next(n, 0);  // blocks that have arrived, and those whose work has begun
+        next(n, 0);  // blocks that have arrived, and blocks whose work has begun
     std::vector<char> working(n, 0);
     std::vector<double> compute(n, 0.0);
     double end = start;
@@ -196,7 +198,8 @@ class Simulation {
     return end;
   }
 
-  // All-to-all of `bytes` that each rank has of each kind of row: a message to each other rank, in turns without contention.
+  // The time of an all-to-all of `bytes` per kind of row and rank: a message to each other rank, in
+  // turns without contention.
   [[nodiscard]] double exchange(double now, double bytes) const {
     Network network(machine_, ranks_);
     double end = now;

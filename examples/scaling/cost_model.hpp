@@ -11,11 +11,11 @@
 //
 //   gather         forward: keys and values go around a ring of ranks, n - 1 messages one after another, then each rank
 //                  computes. backward: it computes, then the gradients of keys and values go around and are added up.
-//   ring           a rank computes with the block of keys that it has while the next one comes; forward hands a block on as
-//                  soon as it is there. backward hands the block's gradients on, behind the work that adds to them.
-//   head-parallel  all-to-all: each rank gets all tokens of its heads, computes, and gives the outputs back; backward the same
-//                  with gradients. Heads that ranks do not divide leave some ranks with more of them; more ranks than heads
-//                  cannot take part. Keys of a group go to each rank that has one of its queries.
+//   ring           a rank computes with the block of keys that it has while the next one comes; forward passes a block on
+//                  as soon as it arrives. backward passes the block's gradients on, after the work that adds to them.
+//   head-parallel  all-to-all: each rank gets all tokens of its heads, computes, and gives the outputs back; backward the
+//                  same with gradients. If ranks do not divide heads, some ranks have more of them; more ranks than heads
+//                  cannot take part. Keys of a group go to each rank that has one of the group's queries.
 
 #include <algorithm>
 #include <cstdint>
@@ -32,7 +32,7 @@ using Count = std::int64_t;
 
 struct Problem {
   Count len = 131072, heads = 32, kv_heads = 8, dim = 128;
-  int bytes = 4;         // of a number
+  int bytes = 4;         // size of a number
   bool backward = true;  // forward and backward, or forward alone
   bool zigzag = true;
 };
@@ -42,7 +42,7 @@ struct Machine {
   double call = 0;          // seconds that each call of the engine takes before its first pair
   double latency = 5e-6;    // seconds
   double overhead = 1e-6;   // seconds of a port per message
-  double bandwidth = 1e10;  // bytes per second and direction, of one rank
+  double bandwidth = 1e10;  // per second and direction, of one rank
 };
 
 enum class Method { gather, ring, heads };
@@ -56,11 +56,11 @@ inline constexpr Method kMethods[] = {Method::gather, Method::ring, Method::head
 
 struct Times {
   double total = 0;    // seconds until the last rank is done
-  double compute = 0;  // of the rank that computes longest
+  double compute = 0;  // seconds in which the busiest rank computes
   double memory =
       0;  // bytes of keys and values, their gradients included, that a rank holds at most
 };
-// None where the method cannot use so many ranks.
+// The times; none if the method cannot use so many ranks.
 [[nodiscard]] std::optional<Times> simulate(Method method, const Problem& problem,
                                             const Machine& machine, int ranks);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a causal attention layer takes whose sequence is divided among ranks: a cost model (cost_model.hpp) of the three ways
-// to divide it, from the measured engine and a network's latency and bandwidth, for up to thousands of ranks. --check holds the
-// model against this machine; under mpirun with two ranks, against their messages, too.
+// Predicts the time of a causal attention layer whose sequence is divided among ranks, by a cost model (cost_model.hpp) of
+// the three ways to divide it, from the measured engine and a network's latency and bandwidth, for up to thousands of
+// ranks. --check compares the model with this machine, and under mpirun with two ranks also with their messages.
 //
 // Exit code  0 done, 1 the work could not be finished, 2 options that cannot be used.
 
@@ -25,7 +25,7 @@ using heed::Index;
 using heed_program::Ranks;
 using heed_program::UsageError;
 
-// Tokens of --check, a few seconds of work; those of the table would take minutes.
+// Tokens of --check, a few seconds of work; the table's tokens would take minutes.
 constexpr Count kCheckLen = 2048;
 
 struct Options {
@@ -65,7 +65,7 @@ class Call {
   heed::Options options_;
 };
 
-// The least of several times: what else the machine does can only add to it.
+// The smallest of several times: other work of the machine only adds to it.
 template <class Work>
 [[nodiscard]] double least_seconds(int most, const Work& work) {
   double least = std::numeric_limits<double>::infinity(), sum = 0;
@@ -98,7 +98,7 @@ void measure_engine(const Problem& p, int threads, Machine& machine) {
   machine.call = std::max(0.0, of_small - flops(small) / machine.flops);
 }
 
-// The least of several times of work that all ranks do together.
+// The smallest of several times of work that all ranks do together.
 template <class Work>
 [[nodiscard]] double least_together(Ranks& ranks, const Work& work) {
   double least = std::numeric_limits<double>::infinity();
@@ -120,7 +120,7 @@ void print_line(const char* what, double measured, double predicted) {
   std::fflush(stdout);
 }
 
-// Holds the model's forward pass against this machine: one call of the whole sequence, and on several ranks the gather.
+// Compares the model's forward pass with this machine: one call of the whole sequence, and on several ranks the gather.
 void check_model(const Options& o, Ranks& ranks) {
   Problem p = o.problem;
   p.backward = false;
@@ -219,14 +219,15 @@ void print_table(const Options& o) {
   for (const std::string& region : regions) text += (text.empty() ? "" : ", then ") + region;
   if (!text.empty()) std::printf("\nfastest: %s\n", text.c_str());
   std::printf(
-      "share: of the time in which the rank that computes longest computes; MiB: keys and values "
+      "share: fraction of the time in which the busiest rank computes; MiB: keys and values "
       "that a rank holds%s\n",
       p.backward ? ", and their gradients" : "");
 }
 
 int run(int argc, char** argv, Ranks& ranks) {
   Options o;
-  CLI::App app{"What attention takes whose sequence is divided among ranks.", "heed_scaling"};
+  CLI::App app{"Predicts the time of attention over a sequence that is divided among ranks.",
+               "heed_scaling"};
   const auto size = [&](const char* name, Count& value, const char* text, std::int64_t most) {
     app.add_option(name, value, text)
         ->type_name("N")
@@ -253,7 +254,7 @@ int run(int argc, char** argv, Ranks& ranks) {
   real("--bandwidth", o.bandwidth, "Bandwidth of a rank in each direction, in GB/s");
   app.add_option(
          "--threads", o.threads,
-         "Number of threads of a rank for what is measured; 0: OMP_NUM_THREADS, or all processors")
+         "Number of threads of a rank for measurements; 0: OMP_NUM_THREADS, or all processors")
       ->type_name("N")
       ->capture_default_str()
       ->check(heed_program::whole(0, heed_program::kMaxThreads));

@@ -16,7 +16,7 @@ namespace tasks {
 
 class Draws : public heed::RandomSequence {
  public:
-  // Stream `number` of those that belong to (seed, purpose).
+  // Stream `number` of the streams of (seed, purpose).
   Draws(std::uint64_t seed, std::uint64_t purpose, std::uint64_t number)
       : RandomSequence(heed::CounterRandom(seed, purpose).bits(0), number) {}
   // Each split has a purpose of its own.
@@ -37,8 +37,8 @@ class Draws : public heed::RandomSequence {
     return all;
   }
 
-  // `count` different places in the order in which they are drawn, each with a chance that is proportional to its weight
-  // among the places that are left.
+  // `count` different places in the order in which they are drawn; the chance of each is
+  // proportional to its weight among the remaining places.
   [[nodiscard]] std::vector<Index> distinct_by_weight(Index count,
                                                       std::vector<std::uint64_t> weights) {
     std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t(0));

@@ -13,13 +13,13 @@
 // Published   k 2, 8, 32, 128, m 3 or 5; for m = 3 up to 84, for m = 5 up to 180 tokens, tests from there to twice as many.
 // Shrunken    k 4, m 4, up to 64 brackets.
 // Tests       "longer": len + 1 to 2 len brackets, as in the source; "deeper": m + 2 instead of m.
-// Difficulty  how many brackets are open where one closes: beyond m it is deeper than all that training showed.
+// Difficulty  number of brackets that are open where one closes: beyond m it is deeper than in training.
 // Source      Hewitt et al. 2020, "RNNs can generate bounded hierarchical languages with optimal memory", section 5;
 //             john-hewitt/dyckkm-learning. Yao et al. 2021, "Self-Attention Networks Can Process Bounded Hierarchical
 //             Languages", k 8, m 10.
-// Differs     The source trains on all tokens and then asks what share the right bracket has of the probability of all
-//             that close. Here the loss counts brackets that close, which trains that share itself. `least` and `len`
-//             do not count the end. "deeper" is ours.
+// Differs     The source trains on all tokens and then asks for the share of the right bracket in
+//             the probability of all closing brackets. Here the loss counts closing brackets, which
+//             trains this share itself. `least` and `len` do not count the end. "deeper" is ours.
 
 #include "parameters.hpp"
 

@@ -14,8 +14,8 @@ class Lists {
  public:
   Lists(const ListOps::Options& options, Draws& draws) : options_(options), draws_(draws) {}
 
-  // The value of a list that begins on level `level`, from 1. Its tokens are appended; when they are too many, the rest
-  // is left out.
+  // The value of a list that begins on level `level`, from 1. Appends its tokens; when they are too
+  // many, the rest is left out.
   Index list(Index level) {
     deepest_ = std::max(deepest_, level);
     const Index op = ListOps::min + draws_.below(4),
@@ -40,7 +40,7 @@ class Lists {
 
  private:
   [[nodiscard]] static Index value_of(Index op, std::vector<Index> values) {
-    if (values.empty()) return 0;  // of a list that is thrown away
+    if (values.empty()) return 0;  // the list is empty only where it is dropped
     std::sort(values.begin(), values.end());
     const std::size_t count = values.size();
     if (op == ListOps::min) return values.front();

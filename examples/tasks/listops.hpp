@@ -12,7 +12,7 @@
 //
 // Published   depth 20, arguments up to 5, lists 0.25.
 // Shrunken    depth 4, arguments up to 4, lists 0.4, at most 48 tokens.
-// Difficulty  how deep the lists are nested: 1 for a list of digits.
+// Difficulty  depth of the nested lists: 1 for a list of digits.
 // Source      Nangia and Bowman 2018, "ListOps: A Diagnostic Dataset for Latent Tree Learning", section 2; nyu-mll/spinn,
 //             listops/make_data.py.
 // Differs     The source also binarises the tree with parentheses, and drops trivial sequences afterwards; here the root

@@ -16,8 +16,8 @@
 //                   keys have the largest size. Padding in front fills the sequence up to len.
 //   selective-copy  . x . . y . z C . . .     behind C the blanks ask for x, y, z, in their order
 //                   Each blank of the first part stands in front of a token to copy that is drawn evenly.
-//   compress        x1 ... xn C R ... R       the i-th R asks for xi, and may see nothing before C
-//                   Task::bottleneck() is the position of C: what the model reads of x1 ... xn has to pass through it.
+//   compress        x1 ... xn C R ... R       the i-th R asks for xi, and may see nothing before C Task::bottleneck() is
+//                   the position of C: all information about x1 ... xn has to pass through it.
 //   memorise        k I k I ...               I asks for the value of k in a map that never changes
 //
 // Published   noisy-recall: len 128, vocabulary 32, 16 of them noise, noise 0.2. fuzzy-recall: len 128, vocabulary 16,
@@ -29,10 +29,11 @@
 //             tokens, from 0. memorise: none.
 // Source      Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures", section 3 and appendix B;
 //             athms/mad-lab, mad/data/instances.py with multi_query, and configs/tasks.
-// Differs     The source trains both recall tasks on all tokens; here the loss counts answers. It may put
-//             the probe behind the last pair of a fuzzy sequence, and then asks for what was never shown. compress: the source adds a sinusoid to the state of C and decodes each sum by an MLP. Here the
-//             model's own blocks behind the first decode, from positions that see C and each other, and R is one more
-//             token. memorise: another random map than numpy's.
+// Differs     The source trains both recall tasks on all tokens; here the loss counts answers. It may put the probe behind
+//             the last pair of a fuzzy sequence, and then asks for a value that was never shown. compress: the source adds
+//             a sinusoid to the state of C and decodes each sum by an MLP. Here the model's own blocks behind the first
+//             decode, from positions that see C and each other, and R is one more token. memorise: another random map than
+//             numpy's.
 
 #include "parameters.hpp"
 
@@ -90,7 +91,7 @@ class SelectiveCopy final : public Task {
 class Compress final : public Task {
  public:
   struct Options {
-    Index len = 32, vocabulary = 16;  // C is one of both
+    Index len = 32, vocabulary = 16;  // C is counted in both
   };
   static Description<Options> describe();
 
@@ -118,7 +119,7 @@ class Memorise final : public Task {
 
  private:
   Options options_;
-  std::vector<Index> values_;  // of each key
+  std::vector<Index> values_;  // value of each key
 };
 
 }  // namespace tasks

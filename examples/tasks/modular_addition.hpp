@@ -5,8 +5,8 @@
 //
 //   a + b = -> c          c = a + b modulo p
 //
-// All p^2 pairs (a, b) are shuffled once, by the seed `split`. The first `share` of them is for training, of which each
-// sequence draws one evenly; of the others the first half is for validation and the second half for tests, in order.
+// All p^2 pairs (a, b) are shuffled once, by the seed `split`. The first `share` of them is for training: each sequence
+// draws one of these evenly. The first half of the others is for validation and the second half for tests, in order.
 //
 // Published   p 97, half of the pairs for training.
 // Shrunken    p 31, share 0.7.

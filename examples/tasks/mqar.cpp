@@ -10,7 +10,7 @@ namespace tasks {
 
 namespace {
 
-// (g + 1)^(power - 1) for g in [0, slots), in units of 2^-32: whole numbers are the same on every machine.
+// (g + 1)^(power - 1) for g in [0, slots), in units of 2^-32, as whole numbers, which are the same on every machine.
 [[nodiscard]] std::vector<std::uint64_t> slot_weights(Index slots, double power) {
   std::vector<std::uint64_t> weights;
   for (Index g = 0; g < slots; ++g)
@@ -22,8 +22,8 @@ struct Pair {
   Index key, value;
 };
 
-// The second part for these keys, behind the pairs that stand in the sequence; all of it but the queries is noise. Returns
-// the position of each key's query.
+// Appends the second part for these keys, behind the pairs of the sequence; everything in it but
+// the queries is noise. Returns the position of each key's query.
 [[nodiscard]] std::vector<Index> append_queries(Sequence& sequence, const std::vector<Index>& keys,
                                                 Index len, Index vocabulary, double power,
                                                 Draws& draws) {

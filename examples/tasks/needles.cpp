@@ -10,7 +10,7 @@ namespace tasks {
 
 namespace {
 
-// Where a needle begins that stands at `percent` of a hay whose last needle would begin at `last`.
+// First position of a needle at `percent` of a hay whose last needle would begin at `last`.
 [[nodiscard]] Index at_depth(Index percent, Index last) { return (percent * last + 50) / 100; }
 
 // Places of `count` needles of two tokens in a hay, the first one at the given place, without overlap.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a task says about itself, once for its checks, its help text and the command line.
+// The description of a task, used for its checks, its help text and the command line.
 //
 // A task T declares a struct T::Options of Index and double members, a constructor from it, and
 //
@@ -42,8 +42,8 @@ template <class Options>
 struct Description {
   const char* name;
   const char* what;        // one sentence
-  const char* source;      // whose definition it is
-  const char* difficulty;  // what Answer::difficulty counts; empty if it is 0 everywhere
+  const char* source;      // the publication that defines it
+  const char* difficulty;  // meaning of Answer::difficulty; empty if it is 0 everywhere
   Options published, shrunken;
   std::vector<Parameter<Options>> parameters;
 };
@@ -69,7 +69,7 @@ template <class Own>
   return true;
 }
 
-// Adds a test with other options. One that would leave the ranges is left out.
+// Adds a test with other options. A test outside the ranges is left out.
 template <class Own>
 void add_test(std::vector<Task::Test>& tests, const char* name,
               const typename Own::Options& options) {

@@ -5,18 +5,17 @@
 //
 //   balanced(0) = ""      balanced(n) = fill("(" balanced(l) ")" balanced(n - 1 - l)),  l in [0, n)
 //
-// fill() puts one of "ab " behind each character with probability 1/5, on every level anew, so that
-// fillers are more frequent where parentheses are deep. An example has 1 to `pairs` pairs, all
-// numbers uniform; it is cut after len - 1 characters. The target of each character is the next
-// one, that of the last a space. A batch is filled up with spaces.
+// fill() puts one of "ab " behind each character with probability 1/5, on every level again, so that fillers are more
+// frequent where parentheses are deep. An example has 1 to `pairs` pairs, all numbers uniform; it is cut after len - 1
+// characters. The target of each character is the next one, that of the last a space. A batch is filled up with spaces.
 //
 // Published   6 pairs, len 96.
 // Shrunken    the same; it is small as it was published.
-// Difficulty  how many parentheses are open.
+// Difficulty  number of open parentheses.
 // Source      the notes: the alphabet and its ids (no "c" is ever drawn), the distribution of texts, and
 //             that targets behind a text are spaces, which the loss counts. These are easy to predict: the mean
 //             loss falls with the share of padding. padding=0 leaves them out; then the loss compares
-//             between batches. Most characters are a matter of chance: no model answers all of them.
+//             between batches. Most characters are random: no model answers all of them.
 // Differs     in the random numbers: an example is a function of seed and number alone, while the notes
 //             draw one from another without a seed; so runs can be repeated and variants see the same examples.
 
@@ -24,7 +23,7 @@
 
 namespace tasks {
 
-// In the order of ids.
+// The alphabet in the order of ids.
 inline constexpr const char* kParenthesesAlphabet = "()abc ";
 
 class Parens final : public Task {

@@ -66,7 +66,7 @@ template <class Named>
     const auto [stop, error] = std::from_chars(text.data(), end, value);
     good = error == std::errc() && stop == end;
   }
-  // Outside of the range there are no promises about conversions to Index, so that it is checked here, too.
+  // Numbers outside the range cannot be converted to Index safely, so that the range is checked here, too.
   heed::require(good && value >= number.least && value <= number.most, "--task ", entry.name, ": ",
                 number.name, " is ", text.empty() ? "empty" : text, ", it must be ",
                 range_text(number.whole, number.least, number.most));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// All tasks by name. A task is asked for by a spec, its name and what differs from the shrunken setting:
+// All tasks by name. A spec selects a task by its name and the parameters that differ from the shrunken setting:
 //
 //   mqar        mqar:len=128,pairs=8        mqar:published        mqar:published,len=256
 
@@ -15,7 +15,7 @@
 
 namespace tasks {
 
-// A task of the list, for people and programs.
+// An entry of the list, for people and programs.
 struct Entry {
   struct Number {
     std::string name, meaning;
@@ -23,9 +23,9 @@ struct Entry {
     double least = 0, most = 0, published = 0, shrunken = 0;
   };
   std::string name, what, source;
-  std::string difficulty;  // what Answer::difficulty counts; empty if it is 0 everywhere
+  std::string difficulty;  // meaning of Answer::difficulty; empty if it is 0 everywhere
   std::vector<Number> numbers;
-  // Makes the task with these numbers; those that are not given are shrunken. The names must be in the list.
+  // Makes the task with these numbers; other numbers are those of the shrunken setting. The names must be in the list.
   std::function<std::unique_ptr<Task>(const std::map<std::string, double>&)> make;
 };
 
@@ -38,7 +38,7 @@ struct Entry {
 // The name in a spec.
 [[nodiscard]] std::string task_name(const std::string& spec);
 
-// Every task with its numbers, ranges and both settings; of one task alone if it is named.
+// All tasks, or the named one, with their numbers, ranges and both settings.
 [[nodiscard]] std::string help_text(const std::string& name = "");
 
 }  // namespace tasks

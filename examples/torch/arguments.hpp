@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the operators of PyTorch are called with. Names, types and defaults follow from what libheed says of a variant
-// (heed_describe), and from the settings of any call, which stand here; they have the names that they have in Python.
+// The arguments of PyTorch's operators. Names, types and defaults follow from libheed's description of a variant
+// (heed_describe), and from the settings of any call, which are listed here; they have their Python names.
 
 #include <heed/c.h>
 
@@ -20,7 +20,7 @@ namespace heed_torch {
 
 using at::Tensor;
 using c10::IValue;
-using Places = std::vector<std::int64_t>;  // in the list of an operator's arguments
+using Places = std::vector<std::int64_t>;  // places in the list of an operator's arguments
 using Tensors = std::vector<Tensor>;
 
 inline void require(int status) { TORCH_CHECK(status == heed_ok, heed_last_error()); }
@@ -30,14 +30,14 @@ enum class Kind { input, learnt, constant, number, word, setting };
 // One argument of an operator.
 struct Argument {
   std::string name;  // in Python
-  std::string type;  // and default, as torch's schemas spell them
+  std::string type;  // type and default, as torch's schemas spell them
   Kind kind;
   bool differentiable = false;
-  std::string parameter = {};  // of the parameter that it sets: its name in heed
-  double start = 0;            // what numbers of heads begin with
+  std::string parameter = {};  // heed's name of the parameter that it sets
+  double start = 0;            // initial value of learnt numbers
 };
 
-// Settings that every operator has. c.h says what they are; README.md has them beside the names of C++, C and Python.
+// Settings that every operator has. c.h explains them; README.md lists them beside the names of C++, C and Python.
 inline const Argument kSettings[] = {
     {"causal", "bool causal=False", Kind::setting},
     {"window", "int[]? window=None", Kind::setting},
@@ -62,7 +62,7 @@ inline const Argument kSettings[] = {
     {"threads", "int threads=0", Kind::setting},
 };
 
-// A name that Python takes for an argument: "lambda" is one of its words.
+// The Python name of an argument: "lambda" is a word of the language.
 inline std::string python_name(std::string name) {
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '.' || c == '-'; }, '_');
@@ -112,7 +112,7 @@ inline Argument argument_of(const heed_parameter_info& info) {
   }
 }
 
-// What libheed says of a variant, asked with sizes that every variant takes.
+// libheed's description of a variant, at sizes that every variant takes.
 inline Operator operator_of(const char* variant) {
   std::int64_t query_shape[] = {1, 2, 1, 4}, key_shape[] = {1, 1, 1, 4};
   DLTensor query{}, key{};

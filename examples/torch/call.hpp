@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A call of heed, put together of an operator's arguments.
+// Builds a call of heed from an operator's arguments.
 
 #include "arguments.hpp"
 
@@ -25,7 +25,7 @@ inline DLDataType type_of(const Tensor& x, const std::string& name) {
   }
 }
 
-// Throws where heed cannot read a tensor.
+// Throws if heed cannot read a tensor.
 inline void require_readable(const Tensor& x, const std::string& name) {
   TORCH_CHECK(x.defined(), "heed: ", name, " is None, it must be a tensor");
   TORCH_CHECK(x.layout() == at::kStrided, "heed: ", name, " has the layout ", x.layout(),
@@ -34,7 +34,7 @@ inline void require_readable(const Tensor& x, const std::string& name) {
               ", it must be on the CPU");
 }
 
-// A call as heed takes it. It points into itself, into the arguments and into the memory of their tensors.
+// A call in heed's form. It points into itself, into the arguments and into the memory of their tensors.
 class Call {
  public:
   Call(const Operator& op, const std::vector<IValue>& arguments) : op_(op), arguments_(arguments) {
@@ -68,13 +68,13 @@ class Call {
     return at::empty({out[0], out[2], out[1], out[3]}, query.options()).transpose(1, 2);
   }
 
-  // The DLPack description of a tensor that is read, kept as long as the call.
+  // The DLPack description of an input, kept as long as the call.
   const DLTensor* read(const Tensor& x, const std::string& name) {
     require_readable(x, name);
     if (x.is_meta()) return keep(stand_in(x, 0), name);
     return keep(x.dim() > 0 && x.stride(-1) != 1 ? x.contiguous() : x, name);
   }
-  // The same of one that is written, or has any strides.
+  // The same for an output, or for a tensor of any strides.
   const DLTensor* keep(const Tensor& x, const std::string& name) {
     held_.push_back(x);
     DLTensor& to = described_.emplace_back();
@@ -87,7 +87,7 @@ class Call {
     return &to;
   }
 
-  // Puts a tensor of an argument, such as its gradient, into its place in a struct heed_gradients or heed_tangents.
+  // Puts a tensor of an argument, such as its gradient, into its field of a struct heed_gradients or heed_tangents.
   template <class Struct>
   void put(Struct& to, std::vector<heed_parameter>& parameters, std::int64_t place, const Tensor& x,
            const char* what) {
@@ -107,7 +107,7 @@ class Call {
   }
 
  private:
-  // A tensor with the shape of one that has no memory; all its rows are the same.
+  // A tensor that stands in for one without memory; all its rows are the same.
   static Tensor stand_in(const Tensor& x, double number) {
     const auto row =
         x.dim() > 0 ? std::vector<std::int64_t>{x.size(-1)} : std::vector<std::int64_t>{};
@@ -204,7 +204,7 @@ class Call {
     }
   }
 
-  // What `align` and `offset` move: all parts of the mask that know positions.
+  // Sets align and offset of all parts of the mask that read positions.
   void apply_to_positions() {
     const bool any = mask_.causal != 0 || mask_.window_count > 0 || mask_.alibi != nullptr;
     TORCH_CHECK(any || !align_, "heed: align was given, but none of causal, window and alibi");
@@ -227,7 +227,7 @@ class Call {
                 " numbers, it must have two");
     return {numbers[0], numbers[1]};
   }
-  // Which of two words, whose numbers in c.h are 0 and 1.
+  // The number in c.h, 0 or 1, of one of two words.
   static int one_of(const std::string& name, const IValue& value, const char* first,
                     const char* second) {
     const std::string& word = value.toStringRef();
@@ -253,7 +253,7 @@ class Call {
 
   const Operator& op_;
   const std::vector<IValue>& arguments_;
-  std::deque<Tensor> held_;  // whose sizes have addresses that last
+  std::deque<Tensor> held_;  // a deque, because the addresses of sizes must last
   std::deque<DLTensor> described_;
   std::vector<heed_parameter> parameters_;
   heed_call call_{};

@@ -8,10 +8,10 @@
 //
 // Operators  names, arguments and defaults: arguments.hpp. print(torch.ops.heed.dar.default._schema) shows them. Behind each
 //            stand four that autograd calls, whose tensors torch's transforms may wrap as they like:
-//              _NAME_forward   out, and a tensor of one byte that holds what forward saves (heed_saved)
-//              _NAME_backward  the gradients of sum(out o g)
+//              _NAME_forward   out, and a tensor of one byte that holds the numbers saved by
+//              forward (heed_saved) _NAME_backward  the gradients of sum(out o g)
 //              _NAME_jvp       the tangent of out along a direction d
-//              _NAME_hvp       the tangents of what _NAME_backward gives
+//              _NAME_hvp       the tangents of the results of _NAME_backward
 // Tensors    of the CPU, (batch, heads, len, dim) or (len, dim), with any strides whose last is 1: x.transpose(1, 2) of a tensor (batch, len,
 //            heads, dim) is read where it lies, and the output then lies in memory like the query. Others are copied.
 // Gradients  of query, key, value, extra, bias and of all learnt parameters, in reverse and in forward mode:
@@ -36,8 +36,7 @@ using Stack = torch::jit::Stack;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// By their names in torch, with the namespace; an operator and those behind it. Filled when the library is loaded, before any
-// call.
+// The operators by their names in torch, with the namespace. Filled when the library is loaded, before any call.
 std::map<std::string, Operator>& operators() {
   static std::map<std::string, Operator> all;
   return all;
@@ -53,12 +52,12 @@ void free_saved(void* saved) { heed_saved_free(static_cast<heed_saved*>(saved));
 Tensor hold(heed_saved* saved) {
   return at::for_blob(saved, {1}).context(saved, &free_saved).options(at::kByte).make_tensor();
 }
-// Null where the tensor was copied, as vmap does.
+// The saved numbers; null if the tensor was copied, as vmap does.
 const heed_saved* saved_of(const Tensor& held) {
   return held.storage().data_ptr().cast_context<heed_saved>(&free_saved);
 }
 
-// out, and what forward saves where that is wanted.
+// out, and the saved numbers if they are wanted.
 std::pair<Tensor, Tensor> run_forward(const Operator& op, const std::vector<IValue>& arguments,
                                       bool saves) {
   Call call(op, arguments);
@@ -79,7 +78,7 @@ enum class Order { backward, jvp, hvp };
 constexpr const char* kOrders[] = {"backward", "jvp", "hvp"};
 std::string name_of(const Operator& op, const char* part) { return "_" + op.name() + "_" + part; }
 
-// Tensors at some of these places, in a list for all of them.
+// A list with the tensors of `some` places, for `all` places.
 Tensors spread(const Tensors& tensors, const Places& some, const Places& all) {
   Tensors list;
   std::size_t next = 0;
@@ -88,18 +87,18 @@ Tensors spread(const Tensors& tensors, const Places& some, const Places& all) {
   return list;
 }
 
-// Is one of them there?
+// True if one of them is defined.
 bool any(const Tensors& tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& x) { return x.defined(); });
 }
 
-// Stands for a tensor that is not there.
+// An undefined tensor.
 const Tensor& nothing() {
   static const Tensor none = at::detail::empty_cpu({0}, at::TensorOptions());
   return none;
 }
 
-// What an operator behind NAME is asked for. `moving` are the places of the tangents, `wanted` those of the results.
+// The arguments of an operator behind NAME. `moving` are the places of the tangents, `wanted` those of the results.
 struct Question : torch::CustomClassHolder {
   const Operator* op = nullptr;
   Tensor grad_out, grad_out_tangent;
@@ -107,7 +106,7 @@ struct Question : torch::CustomClassHolder {
   Places moving, wanted;
   Tensor out, saved;
   std::vector<IValue> arguments;
-  bool graded = at::GradMode::is_enabled();  // where it was asked
+  bool graded = at::GradMode::is_enabled();  // gradient mode where the operator was called
 
   static std::string schema(const Operator& op, Order order) {
     std::string text =
@@ -146,7 +145,7 @@ struct Question : torch::CustomClassHolder {
     return all;
   }
 
-  // Places of inputs that have derivatives and are given.
+  // Places of inputs that are given and have derivatives.
   [[nodiscard]] Places inputs() const {
     Places places;
     for (std::size_t n = 0; n < arguments.size(); ++n)
@@ -157,7 +156,7 @@ struct Question : torch::CustomClassHolder {
   [[nodiscard]] const Tensor& input(std::int64_t place) const {
     return arguments[std::size_t(place)].toTensor();
   }
-  // All tensors that autograd follows: grad_out and its tangent where they are given, tangents, inputs.
+  // All tensors that autograd follows: grad_out and its tangent if they are given, tangents, inputs.
   [[nodiscard]] Tensors variables() const {
     Tensors all;
     for (const Tensor& x : {grad_out, grad_out_tangent})
@@ -166,7 +165,7 @@ struct Question : torch::CustomClassHolder {
     for (const std::int64_t place : inputs()) all.push_back(input(place));
     return all;
   }
-  // The same question along other tangents: those of a list that are defined, which stand at `places`.
+  // Replaces the tangents: the defined tensors of a list, which belong to `places`.
   void move(const Tensors& list, const Places& places) {
     tangents.clear();
     moving.clear();
@@ -182,7 +181,7 @@ struct Question : torch::CustomClassHolder {
     q.move({}, {});
     return q;
   }
-  // The same as others, in the same order.
+  // Replaces the variables by others in the same order.
   void set_variables(const Tensors& all) {
     auto next = all.begin();
     for (Tensor* x : {&grad_out, &grad_out_tangent})
@@ -192,7 +191,7 @@ struct Question : torch::CustomClassHolder {
   }
 };
 
-// The operators give a tensor for each argument that may have a gradient; of no elements, but for what is wanted.
+// Results of an operator: a tensor for each argument that may have a gradient, without elements unless it is wanted.
 void push_results(const Question& q, Order order, const Tensors& results, Stack* stack) {
   if (order == Order::jvp) return torch::jit::push(*stack, results[0]);
   for (const Tensor& x : spread(results, q.wanted, q.op->differentiable()))
@@ -211,7 +210,8 @@ Tensors ask(const Question& q, Order order) {
   return results;
 }
 
-// Memory for the gradient of x that heed may write: of the same layout where the rows of x lie apart from each other.
+// Memory for the gradient of x that heed may write: in the layout of x if x is dense and the numbers
+// of its rows are neighbours.
 Tensor gradient_like(const Tensor& x) {
   const bool rows = x.is_non_overlapping_and_dense() && (x.dim() == 0 || x.stride(-1) == 1);
   return at::empty_like(x, rows ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous);
@@ -267,7 +267,7 @@ Tensors answer(const Question& q, Order order) {
 
 using Kept = c10::intrusive_ptr<Question>;
 
-// Keeps a question in a node of autograd without its tensors, which autograd keeps as it does, and takes it back.
+// Keeps a question in a node of autograd without its tensors, which autograd keeps, and restores it.
 void remember(AutogradContext* context, const Kept& kept, Tensors variables, Tensor out) {
   kept->set_variables(Tensors(variables.size(), nothing()));
   kept->out = Tensor();
@@ -285,14 +285,14 @@ Question recall(AutogradContext* context) {
   return q;
 }
 
-// Which of the places of variables n, n + 1, ... need gradients.
+// The places of variables n, n + 1, ... that need gradients.
 Places needed(const AutogradContext* context, std::size_t n, const Places& places) {
   Places needed;
   for (const std::int64_t place : places)
     if (context->needs_input_grad(n++)) needed.push_back(place);
   return needed;
 }
-// Adds the answers for those of `places` that need gradients, which variables n, n + 1, ... stand for.
+// Adds the results for those of `places` that need gradients; they belong to variables n, n + 1, ...
 void answer_needed(AutogradContext* context, Question q, Order order, std::size_t n,
                    const Places& places, variable_list& to) {
   q.wanted = needed(context, n, places);
@@ -300,15 +300,14 @@ void answer_needed(AutogradContext* context, Question q, Order order, std::size_
   for (const Tensor& x : spread(results, q.wanted, places)) to.push_back(x);
 }
 
-// Kernels below autograd. Transforms within transforms have autograd of their own there, which the node at hand, being made
-// without, does not turn off.
+// Kernels below autograd. Nested transforms have autograd of their own there, which this object turns off.
 struct Below {
   explicit Below(const Question& q) : mode(q.graded) {}
   at::AutoDispatchBelowADInplaceOrView keys;
   at::AutoGradMode mode;
 };
 
-// Gradients and tangents as functions of what they are asked with; `out` is no variable of its own.
+// Gradients and tangents as functions of their arguments; `out` is no variable of its own.
 struct Derivative : torch::autograd::Function<Derivative> {
   static variable_list forward(AutogradContext* context, Order order, const Kept& kept,
                                at::TensorList /*primal variables*/) {
@@ -324,7 +323,7 @@ struct Derivative : torch::autograd::Function<Derivative> {
     const Question from = recall(context);
     const Places places = from.inputs();
     if (!any(cotangents)) return variable_list(2 + from.variables().size());
-    variable_list result(2);  // its first two arguments are no tensors
+    variable_list result(2);  // the first two arguments are no tensors
     Question pulled = from;   // back through out
     if (order == Order::jvp) {
       pulled.grad_out = cotangents[0];
@@ -332,7 +331,7 @@ struct Derivative : torch::autograd::Function<Derivative> {
       answer_needed(context, pulled, Order::hvp, from.moving.size(), places, result);
       return result;
     }
-    Question along = from;  // the cotangents of results
+    Question along = from;  // along the cotangents of results
     along.move(cotangents, from.wanted);
     pulled = along;
     pulled.grad_out = Tensor();
@@ -360,7 +359,7 @@ struct Derivative : torch::autograd::Function<Derivative> {
   }
 };
 
-// out as a function of the inputs. `saved` becomes what forward saves.
+// out as a function of the inputs. Sets `saved` to the numbers that forward saves.
 struct Attention : torch::autograd::Function<Attention> {
   static Tensor forward(AutogradContext* context, const Kept& kept, Tensor* saved,
                         at::TensorList /*primal inputs*/) {
@@ -375,7 +374,7 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& cotangents) {
-    variable_list result(2);  // its first two arguments are no tensors
+    variable_list result(2);  // the first two arguments are no tensors
     Question q = recall(context);
     const Places places = q.inputs();
     q.grad_out = cotangents[0];
@@ -388,7 +387,7 @@ struct Attention : torch::autograd::Function<Attention> {
 };
 
 bool moves(const Tensor& x) { return x.defined() && x._fw_grad(0).defined(); }
-// Takes the tangents of forward mode from these tensors; undefined where one does not move.
+// Takes the tangents of forward mode from these tensors; undefined for a tensor that does not move.
 Tensors take_tangents(Tensors& from) {
   Tensors tangents;
   for (Tensor& x : from) {
@@ -405,7 +404,8 @@ bool learn(const Tensors& variables) {
 
 // ---------------------------------------------------------------- torch's dispatcher
 
-// Throws for tensors that no kernel would be found for, and draws the seed of a call that drops weights, by torch's generator.
+// Throws for tensors for which no kernel would be found, and draws the seed of a call that drops
+// weights, by torch's generator.
 void prepare(const Operator& op, std::vector<IValue>& arguments) {
   for (std::size_t n = 0; n < arguments.size(); ++n)
     if (arguments[n].isTensor()) require_readable(arguments[n].toTensor(), op.arguments[n].name);
@@ -415,7 +415,7 @@ void prepare(const Operator& op, std::vector<IValue>& arguments) {
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   const std::uint64_t bits = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-  seed = static_cast<std::int64_t>(bits >> 1U);  // a given one is not negative either
+  seed = static_cast<std::int64_t>(bits >> 1U);  // a given seed is not negative either
 }
 
 void run(const c10::OperatorHandle& handle, Stack* stack) {

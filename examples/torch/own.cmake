@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Turns the formula of a score of your own into a library for torch.ops.load_library, with this machine's instructions:
 #   cmake -P examples/torch/own.cmake FORMULA.hpp [FOLDER]
-# my_score.hpp holds a class template MyScore as heed/plug/own_score.hpp describes it. FOLDER/libmy_score.so (the folder at hand,
-# unless it is given) then registers torch.ops.heed.my_score, with gradients for all tensors and learnt parameters.
+# my_score.hpp holds a class template MyScore as heed/plug/own_score.hpp describes it.
+# FOLDER/libmy_score.so (in the current folder by default) then registers torch.ops.heed.my_score,
+# with gradients for all tensors and learnt parameters.
 cmake_minimum_required(VERSION 3.22)
 if(CMAKE_ARGC LESS 4 OR CMAKE_ARGC GREATER 5)
   message(FATAL_ERROR "usage: cmake -P own.cmake FORMULA.hpp [FOLDER]")

@@ -26,7 +26,7 @@ int main() {
   op.score.strength = {0.1F, 0.2F, 0.3F, 0.4F};  // one per head
   const auto mask = causal<float>() & key_lengths<float>({128, 100});
   const Inputs<float> in{view(query), view(key), view(value)};
-  Saved<float> saved;  // what backward needs of forward
+  Saved<float> saved;  // the numbers that backward needs
   forward(op, in, mask, view(out), &saved);
 
   std::vector<float> grad_query(count), grad_key(count), grad_value(count);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Step 5 of 15. You learn to decode, one token at a time. A cache of pages holds the keys and values; each new token
-// attends to them in place, and its row is the one that the whole sequence at once would give. The norms that DAR asks of
-// each key are computed once, and kept in the cache. Eight query heads share two key-value heads.
+// attends to them in place, and its row is the one that the whole sequence at once would give. DAR's norms of keys are
+// computed once, and kept in the cache. Eight query heads share two key-value heads.
 
 #include <heed/core/random.hpp>
 #include <heed/engine/doors.hpp>

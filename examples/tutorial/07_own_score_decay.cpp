@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 7 of 15, the first of five on variants of your own. You learn to write one: its formula, and the names of what it
-// learns. Here scores fall with the distance of query and key, by a slope that every head learns:
+// Step 7 of 15, the first of five on variants of your own. You learn to write one: its formula, and the names of its
+// parameters. Here scores fall with the distance of query and key, by a slope that every head learns:
 //
 //   score_ij = logit_ij - slope_h |i - j|
 //
-// No derivative is written: backward differentiates score(), and so does forward mode, jvp(). check_op(), known from step 3,
-// compares both passes with a slow twin and with central differences, under several masks, and jvp() with backward().
-// check_jvp() asks about jvp() alone, and compares it with central differences of forward() besides.
+// No derivative is written: backward differentiates score(), and so does forward mode, jvp(). check_op(), known from step
+// 3, compares both passes with a reference and with central differences, under several masks, and jvp() with backward().
+// check_jvp() checks jvp() alone, also against central differences of forward().
 
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>

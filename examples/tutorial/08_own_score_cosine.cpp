@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 8 of 15. You learn what a score may read of a row beside the dot product, how parameters and options are kept in
-// range, and how to time an op. The score is a cosine with a learnt temperature, softly capped:
+// Step 8 of 15. You learn which numbers of a row a score may read beside the dot product, how parameters and options are
+// kept in range, and how to time an op. The score is a cosine with a learnt temperature, softly capped:
 //
 //   score_ij = cap tanh(temperature_h cos(q_i, k_j) / cap)
 //

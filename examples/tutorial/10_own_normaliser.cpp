@@ -5,8 +5,8 @@
 //
 //   w_j = exp(s_j) / (exp(b) + sum_k exp(s_k))
 //
-// Numbers are per query, as sums are, or per pair of a query and a key, as scores are (heed/plug/row_formula.hpp). All
-// exponentials are taken about the largest score, so that none overflows.
+// A number is per query, like a sum, or per pair of a query and a key, like a score (heed/plug/row_formula.hpp). All
+// exponentials are computed relative to the largest score, so that none overflows.
 
 #include <heed/check/op_check.hpp>
 

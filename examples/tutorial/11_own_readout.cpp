@@ -36,7 +36,7 @@ struct ColumnFactors : heed::PlainReadout {
     heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
   template <class S>
-  void reference(heed::ReadoutContext<S>& all) const {  // the same in long hand, over all rows
+  void reference(heed::ReadoutContext<S>& all) const {  // the same in plain loops, over all rows
     for (std::size_t n = 0; n < all.out.size(); ++n)
       all.out[n] = all.out[n] * factor[heed::Index(n) % all.geometry.dim_v];
   }

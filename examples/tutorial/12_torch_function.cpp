@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Step 12 of 15. You learn to use heed inside of PyTorch. A torch::autograd::Function around resonant attention reads
-// tensors where they lie. Its gradients, that of each head's strength among them, are compared with torch's autograd.
+// tensors where they lie. The gradients, that of each head's strength among them, are compared with torch's autograd.
 
 #include <heed/attention.hpp>
 

@@ -54,7 +54,7 @@ class Memory {
     const Vector gap = plus(answer(x), -1, target_);
     return dot(gap, gap) / double(2 * gap.size());
   }
-  // Also remembers the forward pass, for products().
+  // Also keeps the forward pass for product().
   Vector gradient(const Vector& x) {
     x_ = x;
     out_.resize(target_.size());
@@ -109,7 +109,7 @@ double sharpness(const Memory& memory) {
   return value;
 }
 
-// About H d = -gradient: conjugate gradients, to where the curvature is not positive. Counts products.
+// Solves H d = -gradient by conjugate gradients, up to where the curvature is not positive. Counts products.
 Vector newton_step(const Memory& memory, const Vector& gradient, int& products) {
   Vector step(gradient.size()), rest = plus(step, -1, gradient), d = rest;
   const double enough = 1e-4 * dot(rest, rest);
@@ -142,7 +142,7 @@ int main() {
   }
   const double newton = memory.loss(x);
 
-  // Gradient descent with as many passes: a product takes about two gradients.
+  // Gradient descent with as many passes, for comparison: a product takes about two gradients.
   x = start;
   (void)memory.gradient(x);
   const double rate = 1 / sharpness(memory);

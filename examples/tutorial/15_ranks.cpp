@@ -42,7 +42,7 @@ int run() {
       mpi::Shards::zigzag(kWhole.len, comm.size(), mpi::shard_step(op, sizes));
   Shape held = kWhole;
   held.len = shards.held(comm.rank());
-  // A program of many tokens would make or read those of its rank alone.
+  // A program of many tokens would make or read only its own rank's tokens.
   const auto own = [&](const Floats& all) {
     return mpi::own_rows(shards, comm.rank(), TensorView(all.data(), kWhole));
   };

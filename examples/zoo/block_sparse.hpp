@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Block-sparse attention with the fixed pattern of Sparse Transformers: a query sees its own span of keys, and of the other
-// spans the last block, which is to sum them up.
+// Block-sparse attention with the fixed pattern of Sparse Transformers: a query sees its own span
+// of keys, and the last block of every other span, which is meant to sum that span up.
 //
 //   (i, j) is visible where floor(i / 256) = floor(j / 256), or j mod 256 >= 192
 //
 // Blocks of 64 keys are hidden as a whole, so that they cost nothing. Sequences of up to 256 tokens see all.
 //
 // Source  R. Child et al., Generating Long Sequences with Sparse Transformers (2019), section 4.3, causal there, with spans of
-//         128 tokens and sums of 8 to 32. Here later keys are hidden by the mask of the call alone.
+//         128 tokens and sums of 8 to 32. Here only the mask of the call hides later keys.
 
 #include "kit.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Contextual position encoding: a key's position counts those tokens behind it that the query gates in.
+// Contextual position encoding: a key's position counts the tokens behind it, as far as the query's gates let them count.
 //
 //   w = softmax(s_j + z(p_j))       p_j = sum_{k >= j} sigmoid(s_k), over the keys that the row sees, at most 63
 //   z_n = q . e_n, and z(p) lies on the line between z_n and z_(n+1) for n <= p <= n + 1       e: 64 learnt vectors

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// DEX, which gives plain attention what differential attention has: a learnt linear map of the output is taken away from it.
+// DEX brings the subtraction of differential attention to plain attention: a learnt linear map of
+// the output is subtracted from it.
 //
 //   out = m - lambda_h m W_h       m mixed values, W_h (dim_v, dim_v)
 //   dm = g - lambda_h g W_h^T      dW_h = -lambda_h m^T g       dlambda_h = -sum g o (m W_h)       g = dout

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What sparsemax and entmax 1.5 have in common: weights are powers of what scores have above a threshold, and sum to 1.
+// The common part of sparsemax and entmax 1.5: weights are powers of the scores' excess over a threshold, and sum to 1.
 //
 //   w_j = u_j^n       u_j = max(0, (s_j - top) / n - t), t such that sum_j w_j = 1; top the largest score
 //   ds_j = slope_j (G_j - sum_k slope_k G_k / sum_k slope_k)       slope_j = u_j^(n-1), 0 where u_j is; G = dL/dw
 //
-// Newton's steps find t from below: the sum is convex in t, so that they never pass it. A lane stops where a step moves
-// nothing, whatever the lanes beside it do.
+// Newton's steps find t from below: the sum is convex in t, so that they never pass it. A lane
+// stops when a step changes nothing, independently of other lanes.
 //
 // Source  B. Peters, V. Niculae, A. Martins, Sparse Sequence-to-Sequence Models (2019), with alpha = 1 + 1 / n.
 
@@ -52,7 +52,7 @@ struct EntmaxRows : heed::PlainRows {
       return max(P(T(0)), (block.scores[0].load(j, v) - top) * T(1.0 / n) - t);
     }
   };
-  // 0, or -infinity for a row that sees no key.
+  // Sets lse to 0, or to -infinity for a row that sees no key.
   static void report_no_lse(const heed::RowBlock<T>& block, int v) {
     const P largest = P::load(block.score_max[0] + v * heed::kLanes<T>);
     select(heed::is_hidden(largest), largest, P(T(0))).store(block.lse[0] + v * heed::kLanes<T>);
@@ -68,7 +68,7 @@ struct EntmaxRows : heed::PlainRows {
         return heed::PackPair<T>(slope_of(u), weight(u));
       });
       const P next = row.t + (sums.second - T(1)) / (sums.first * T(n));
-      const auto moves = next > row.t;  // not where a row sees no key
+      const auto moves = next > row.t;  // false if a row sees no key
       if (!heed::any_lane(moves)) break;
       row.t = select(moves, next, row.t);
     }

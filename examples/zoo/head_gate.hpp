@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A gate for each head and token, from the layer's input: it decides how much of what a head has read goes on.
+// A gate for each head and token, from the layer's input: it decides how much of the head's output passes.
 //
 //   out = g mixed       g = sigmoid(x), x the op's extra input, one number per row
 //   dmixed = g dout     dx = (1 - g) sum_c dout_c out_c

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a file of the zoo starts from: heed's plug points, and plain loops for its second version. Each file has a
-// namespace of its own with
+// The common part of the zoo's files: heed's plug points, and plain loops for each variant's second
+// version. Each file has a namespace of its own with
 //
 //   Op<T>                  the op
 //   variant<T>(geometry)   its line in programs: name, settings, sizes, op with starting values, traits, mask where it has one
@@ -36,7 +36,7 @@ struct CountedRows : heed::StreamedRows<T, 1> {
   P finish(const State& state) const { return heed::inverse_or_zero(state.own[0]); }
 };
 
-// A softmax with one more term exp(height) in its sum, in long hand: the weights of the keys, and the log-sum-exp.
+// Reference of a softmax with one more term exp(height) in its sum: the weights of the keys, and the log-sum-exp.
 template <class S>
 std::vector<S> softmax_beside(const S& height, heed::LongHandRow<S> row) {
   row.scores[0].push_back(height);
@@ -50,7 +50,8 @@ S log_sum_exp_beside(const S& height, heed::LongHandRow<S> row) {
   return heed::log_sum_exp(row.scores[0]);
 }
 
-// f(head, row, column, out) for every number of a readout's output in long hand; `row` counts those of all heads.
+// Calls f(head, row, column, out) for every number of a readout's output in its reference; `row`
+// counts the rows of all heads.
 template <class S, class F>
 void for_each_out(heed::ReadoutContext<S>& all, F&& f) {
   const heed::Geometry& g = all.geometry;

@@ -19,21 +19,22 @@ namespace zoo {
     const std::string& name, heed::Index width, heed::Index heads, heed::Index layer,
     std::uint64_t seed);
 
-// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp), of all tokens or of some; none
-// for other layers.
+// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp), for all
+// tokens or for some; none for other layers.
 [[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
     const heed::nn::AttentionLayer<float>& layer, heed::Index batch, heed::Index sequences = 2,
     const heed::nn::ChosenTokens& chosen = {});
 
-// Which tokens the tokens of its last forward() read (heed/models/attention_weights.hpp); nothing for other layers.
+// Measures which tokens the tokens of the layer's last forward() read
+// (heed/models/attention_weights.hpp); none for other layers.
 [[nodiscard]] std::optional<heed::WeightMeasures> weights_of(
     const heed::nn::AttentionLayer<float>& layer, const heed::nn::Context<float>& context,
     heed::Index batch, const heed::WeightRequest& request);
 
-// Is it a variant of the zoo whose mask is made to show later keys? There is no causal layer of it.
+// True for a variant of the zoo whose mask shows later keys. It has no causal layer.
 [[nodiscard]] bool reads_later_keys(const std::string& name);
 
-// The variants that there is a layer of.
+// The variants that have a layer.
 [[nodiscard]] std::vector<std::string> layer_names();
 
 }  // namespace zoo

@@ -7,7 +7,8 @@
 
 namespace zoo {
 
-// Is it "zoo", or the name of one of its variants, in a build without it? The words are the end of a sentence about it.
+// True for "zoo" and for the names of its variants in a build without the zoo. The words are the
+// end of a sentence about it.
 [[nodiscard]] bool is_left_out(const std::string& name);
 inline constexpr const char* kLeftOut =
     "this build has no zoo: it was configured with HEED_ZOO=OFF";

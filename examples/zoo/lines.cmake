@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The files of variants, their names, and their lines of code, for table.cmake. cmake -P examples/zoo/lines.cmake fails where a
-# file has more lines than the zoo asks for.
+# The files of variants, their names, and their lines of code, for table.cmake. cmake -P
+# examples/zoo/lines.cmake fails if a file has more lines than the zoo allows.
 cmake_minimum_required(VERSION 3.22)
 set(heed_most_lines 40)
 
@@ -27,7 +27,7 @@ function(heed_zoo_name out file)
   endif()
 endfunction()
 
-# heed_zoo_files(out): those that have a variant.
+# heed_zoo_files(out): the files that have a variant.
 function(heed_zoo_files out)
   file(GLOB files "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/*.hpp")
   set(variants "")

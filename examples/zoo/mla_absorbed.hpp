@@ -6,8 +6,8 @@
 //   score_ij = s [q_i W_h ; r_i].[c_j ; p_j]       out_i = sum_j softmax_j(score) c_j
 //
 // Query, key and value of the op are [q W; r], [c; p] and c: the widths of keys and queries are that of the latent c, and half
-// a head's for the positions p. A caller gives the memory of [c; p] as key and its first columns as value, and adds up both
-// gradients; a layer of heed projects them each by itself.
+// a head's for the positions p. A caller passes the memory of [c; p] as key and its first columns
+// as value, and adds up both gradients; a layer of heed projects key and value separately.
 //
 // Source  DeepSeek-AI, DeepSeek-V2 (2024), section 2.1. There the scale is that of the heads before absorption.
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention of one query in plain loops over doubles, without any of heed's code: what the variants of the zoo are
-// written in a second time. tests/zoo/zoo_test.cpp makes the rows and compares.
+// Attention of one query in plain loops over doubles, without any of heed's code: each variant of
+// the zoo is written with it a second time. tests/zoo/zoo_test.cpp makes the rows and compares.
 
 #include <algorithm>
 #include <cmath>
@@ -15,19 +15,19 @@ using Numbers = std::vector<double>;
 
 // A query of one head and the keys that it sees, in their order.
 struct PlainRow {
-  std::ptrdiff_t head = 0, position = 0;  // of the query
+  std::ptrdiff_t head = 0, position = 0;  // head and position of the query
   double scale = 0;                       // 1 / sqrt(width of a query)
   Numbers query;
   std::vector<Numbers> keys, values;
-  std::vector<std::ptrdiff_t> positions;  // of the keys
-  std::ptrdiff_t all_keys = 0;            // those that it does not see, too
+  std::vector<std::ptrdiff_t> positions;  // positions of the keys
+  std::ptrdiff_t all_keys = 0;            // visible or not
   Numbers own_value;                      // at the query's position; empty where there is none
   Numbers extra;                          // the op's extra input; empty without one
   Numbers query_inputs;             // numbers of the query's token; empty where the op reads none
-  std::vector<Numbers> key_inputs;  // those of all tokens of the keys, seen or not
+  std::vector<Numbers> key_inputs;  // for all tokens of the keys, visible or not
   const PlainRow* heads = nullptr;  // the same query position in all heads, from head 0 on
 
-  // The row with those of its keys whose position is `visible`.
+  // The row with only those keys whose position is `visible`.
   template <class Visible>
   [[nodiscard]] PlainRow seeing(Visible&& visible) const {
     PlainRow row = *this;

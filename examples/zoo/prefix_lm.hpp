@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Prefix-LM: all queries see the keys of a prefix, those behind it see what stands before them, too.
+// Prefix-LM: all queries see the keys of a prefix; queries behind it also see the keys before themselves.
 //
 //   (i, j) is visible where j <= i or j < n       n: length of the prefix
 //
-// Under a causal mask nothing is left of it but plain attention. As a language model it is trained on the tokens behind the
-// prefix alone.
+// Under a causal mask it is plain attention. A language model with it is trained only on the tokens behind the prefix.
 //
 // Source  C. Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (2020),
 //         section 3.2.1. There each text has a prefix of its own; here it is a quarter of the keys.

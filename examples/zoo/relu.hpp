@@ -6,7 +6,7 @@
 //   w_j = max(s_j, 0) / n       n: keys that the row sees
 //   ds_j = G_j / n where s_j > 0, else 0       G = dL/dw
 //
-// Source  M. Wortsman et al., Replacing Softmax with ReLU in Vision Transformers (2023). Here n counts what the mask shows.
+// Source  M. Wortsman et al., Replacing Softmax with ReLU in Vision Transformers (2023). Here n counts the visible keys.
 
 #include "kit.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Shaped attention: beside its weights a query keeps its own value, and the mean of all values is taken away.
+// Shaped attention: beside its weights a query keeps its own value, and the mean of all values is subtracted.
 //
 //   out_i = own_h v_i + sum_j (sharp_h p_j - centre_h / n) v_j       p = softmax(s), n: keys that the row sees
 //   down_h = sum X o v_i      dv_i += own_h X_i       X = dL/dout

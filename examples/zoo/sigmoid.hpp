@@ -6,8 +6,8 @@
 //   w_j = sigmoid(s_j - log n)       s_j = scale q.k_j + bias_h     n: keys that the row sees
 //   ds_j = w_j (1 - w_j) G_j         G = dL/dw
 //
-// Source  J. Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention (2024): the bias is minus the
-//         logarithm of the length. Here n counts what the mask shows, and a number per head is learnt on top.
+// Source  J. Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention (2024): the bias is minus
+//         the logarithm of the length. Here n counts the visible keys, and a number per head is learnt in addition.
 
 #include "kit.hpp"
 

@@ -17,7 +17,7 @@ struct PlusOne : heed::Softmax<T> {
   using typename Base::P, typename Base::State, typename Base::Queries;
   using PlaceFree = PlusOne;
 
-  // As if a key of score 0 had been seen, whose value is 0.
+  // Starts as if it had seen a key of score 0 whose value is 0.
   State begin(const Queries&) const { return Base::begin_with(P(T(0))); }
   template <class S>
   std::vector<S> reference(const heed::LongHandRow<S>& row) const {

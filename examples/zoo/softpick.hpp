@@ -5,10 +5,10 @@
 //
 //   w_j = max(0, exp(s_j) - 1) / D       D = eps + sum_k |exp(s_k) - 1|
 //
-// All exponentials are taken about m = max(0, the largest score).
+// All exponentials are computed relative to m = max(0, the largest score).
 //
-// Source  Z. Zuhri, E. Fuadi, A. Aji, Softpick: No Attention Sink, No Massive Activations with Rectified Softmax (2025). Its
-//         eps is added behind the shift by m; here before, so that m is in no result.
+// Source  Z. Zuhri, E. Fuadi, A. Aji, Softpick: No Attention Sink, No Massive Activations with Rectified Softmax (2025).
+//         There eps is added after the shift by m; here before it, so that no result depends on m.
 
 #include "kit.hpp"
 

@@ -6,7 +6,7 @@
 //   w_j = max(s_j, 0)^2 / n       n: keys that the row sees
 //   ds_j = 2 max(s_j, 0) G_j / n       G = dL/dw
 //
-// Source  W. Hua et al., Transformer Quality in Linear Time (2022), whose gated unit has these weights over a single head.
+// Source  W. Hua et al., Transformer Quality in Linear Time (2022), whose gated unit has these weights in a single head.
 
 #include "kit.hpp"
 

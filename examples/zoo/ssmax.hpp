@@ -5,7 +5,7 @@
 //
 //   score_ij = strength_h log n_i (s q_i.k_j)       n_i: keys that query i sees
 //
-// Source  K. Nakanishi, Scalable-Softmax Is Superior for Attention (2025). Here n counts what the mask shows.
+// Source  K. Nakanishi, Scalable-Softmax Is Superior for Attention (2025). Here n counts the visible keys.
 
 #include "kit.hpp"
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Stick-breaking attention: from the newest key to the oldest, each takes its share of what the newer ones have left.
+// Stick-breaking attention: from the newest key to the oldest, each takes its share of the weight
+// that the newer ones have left.
 //
 //   w_j = b_j prod_{k > j} (1 - b_k)       b_j = sigmoid(s_j), j and k over the keys that the row sees
 //
-// Source  S. Tan et al., Stick-breaking Attention (2024). There a query sees only keys before its own; here what the mask
-//         shows.
+// Source  S. Tan et al., Stick-breaking Attention (2024). There a query sees only keys before its
+//         own; here it sees all keys that the mask shows.
 
 #include "kit.hpp"
 

@@ -18,7 +18,7 @@ constexpr Index group_of(Index heads) { return heads % 4 == 0 ? 4 : heads % 2 ==
 
 template <class T>
 struct Talking : heed::PlainRows {
-  static constexpr int maps = 4;  // those beyond the group have no part
+  static constexpr int maps = 4;  // maps beyond the group have no part
   heed::Param<T> in, out;
   std::vector<Index> shape(const heed::Geometry& g) const { return {g.heads, maps}; }
   static constexpr auto parameters =

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Value residual: what a token was worth in the first layer goes on beside what later layers read.
+// Value residual: a token's value of the first layer is added to the output of later layers.
 //
 //   out_i = keep_h mixed_i + first_h e_i       e_i, the op's extra input: the first layer's value of token i
 //   dmixed = keep_h X       de = first_h X       dkeep_h = sum X o mixed       dfirst_h = sum X o e       X = dL/dout
 //
-// Source  Z. Zhou et al., Value Residual Learning (2024), mix before the softmax weighs: V' = lambda1 V + lambda2 V_1, both from
-//         0.5. That is plain attention on values that the caller has mixed, and no op. What an op reads beside keys and values
-//         belongs to its queries: here the residual joins what the head has mixed, as in T. Nguyen et al., Mitigating
-//         Over-smoothing in Transformers via Regularized Nonlocal Functionals (NeuTRENO, 2023), which adds e_i - v_i. heed's
-//         models, whose layers know nothing of each other, project e from the layer's own input.
+// Source  Z. Zhou et al., Value Residual Learning (2024), mix before the softmax weighs: V' = lambda1 V + lambda2 V_1, both
+//         from 0.5. That is plain attention on values that the caller has mixed, and no op. Further inputs of an op belong
+//         to its queries: here the residual is added to the head's mixed values, as in T. Nguyen et al., Mitigating
+//         Over-smoothing in Transformers via Regularized Nonlocal Functionals (NeuTRENO, 2023), which adds e_i - v_i.
+//         heed's models, whose layers know nothing of each other, project e from the layer's own input.
 
 #include "kit.hpp"
 

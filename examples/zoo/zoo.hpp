@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// All variants that programs offer: the library's list, and behind it the zoo's. Both come as heed::Variant and with the
-// same traits; nothing tells one from the other but its name.
+// All variants that programs offer: the library's list, and behind it the zoo's. Both are
+// heed::Variants with the same traits; only the names tell them apart.
 
 #include <heed/compiled.hpp>
 #include <zoo/list.hpp>
 
 namespace zoo {
 
-// f(Variant<Op>) for every variant of the zoo, as heed::for_each_variant.
+// Calls f(Variant<Op>) for every variant of the zoo, as heed::for_each_variant.
 template <class Real, class F>
 void for_each_zoo_variant(const heed::Geometry& g, F&& f,
                           const heed::VariantOptions& options = {}) {
@@ -25,7 +25,7 @@ void for_each_zoo_variant(const heed::Geometry& g, F&& f,
   return names;
 }
 
-// The library's variants, then the zoo's.
+// Calls f for the library's variants, then for the zoo's.
 template <class Real, class F>
 void for_each_known_variant(const heed::Geometry& g, F&& f,
                             const heed::VariantOptions& options = {}) {

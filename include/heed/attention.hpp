@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Everything that a caller needs: forward(), backward(), parts of rows and their merging, masks, the cache of decoding, and every variant.
+// Includes everything that a caller needs: forward(), backward(), parts of rows and their merging,
+// masks, the cache of decoding, and every variant.
 
 #include <heed/engine/door.hpp>
 #include <heed/engine/doors.hpp>

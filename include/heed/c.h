@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. CMake projects of C or C++
-// link heed::c (shared) or heed::c_static after find_package(heed COMPONENTS c), others what `pkg-config libheed` says.
+// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. CMake projects of C or
+// C++ link heed::c (shared) or heed::c_static after find_package(heed COMPONENTS c), others use `pkg-config libheed`.
 //
 //   struct heed_parameter strength = {.name = "strength", .number = 0.3};
 //   struct heed_mask causal = {.size = sizeof causal, .causal = 1};
@@ -15,20 +15,20 @@
 //   if (heed_backward(&call, saved, &out, &from, &to) != heed_ok) puts(heed_last_error());
 //   heed_saved_free(saved);
 //
-// Structs   begin with their size, which the caller sets; all that is 0 or NULL has its default. They grow at their ends:
-//           a program keeps working with later libraries, and an earlier library refuses what it does not know. A size ends
-//           with a field; it may be up to 4096 more than the library's where all that is 0.
-//           Those without a size (parameters, windows, key ranges) stay as they are.
-// Lists     a pointer and a count. Nothing of a list is read whose count no call of these sizes can have, or, of windows, key
-//           ranges, parameters and what heed_describe() has room for, whose count is above 4096.
+// Structs   begin with their size, which the caller sets; a field that is 0 or NULL has its default. Structs grow at their
+//           ends: a program keeps working with later libraries, and an earlier library refuses fields that it does not
+//           know. A size ends with a field; it may be up to 4096 more than the library's if all bytes there are 0. Structs
+//           without a size (parameters, windows, key ranges) never change.
+// Lists     a pointer and a count. A list is refused unread if no call of these sizes can have its count, or, for windows,
+//           key ranges, parameters and the array of heed_describe(), if the count is above 4096.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
 //           copy. NULL is a tensor that is not given.
 // Numbers   query decides: a query of float64 computes with double, one of float32, float16 or bfloat16 with float. Each
 //           tensor of a call of floats may be float32, float16 or bfloat16 by itself; results are rounded once.
-// Errors    a function that can fail returns an enum heed_status. After any other than heed_ok, heed_last_error() says in one
-//           sentence, which begins with the function, what was wrong, and what the call has written means nothing. Inputs
-//           are never changed: nothing that is written may overlap them, or anything else that is written.
+// Errors    a function that can fail returns an enum heed_status. After any other than heed_ok, heed_last_error() says in
+//           one sentence, which begins with the function, what was wrong, and the call's outputs mean nothing. Inputs are
+//           never changed: outputs must not overlap them or each other.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
 //           not depend on their number, not in the last bit. A process that was forked after a call with several threads
 //           computes with one.
@@ -59,15 +59,16 @@ enum heed_status {
   heed_failed = 3      // something else, such as a processor that is too old
 };
 
-// A number, a tensor or a word by name: what an op has beside its inputs.
+// A parameter or option of an op by name: a number, a tensor or a word.
 //
 //   learnt numbers    `number`, the same for all heads, or `tensor`, of one number or one per head
-//   learnt tensors    `tensor` of the shape that heed_describe() tells; one of no elements stands for none, where the op
-//                     can do without it
+//   learnt tensors    `tensor` of the shape that heed_describe() gives; a tensor without elements
+//                     means none, if the op works without it
 //   options           `number`; flags are 0 or 1
 //   choices           `text`, such as "tanh" for the gate of dar, or its `number` from 0
 //
-// A tensor is used where it is not NULL, else a text, else the number. Tensors may have any strides; they are copied.
+// The tensor counts if it is not NULL, else the text if it is not NULL, else the number. Tensors
+// may have any strides; they are copied.
 struct heed_parameter {
   const char* name;
   const DLTensor* tensor;
@@ -75,7 +76,7 @@ struct heed_parameter {
   double number;
 };
 
-// Where query 0 stands on the axis of keys when lengths differ: at key 0, or so that the last query stands at the last key.
+// The place of query 0 on the axis of keys when lengths differ: at key 0, or so that the last query stands at the last key.
 enum heed_align { heed_top_left = 0, heed_bottom_right = 1 };
 
 // The query at position p sees keys in [p - left, p + right]; -1 leaves a side open. p is the query's index, moved by
@@ -91,11 +92,11 @@ struct heed_key_range {
   int64_t begin, end;
 };
 
-// Does the query at position `query` see the key? Positive: yes, 0: no. A negative answer ends the call, which fails. It is
-// asked on any thread, in any order, more than once.
+// Returns whether the query at position `query` sees the key: positive for yes, 0 for no. A negative result ends the call,
+// which fails. The function is called on any thread, in any order, more than once.
 typedef int (*heed_visible)(void* context, int64_t batch, int64_t head, int64_t query, int64_t key);
 
-// Who sees whom, and what is added to scores. Parts that are given all apply: a pair is visible where each of them shows it.
+// A mask, and terms that are added to scores. All given parts apply: a pair is visible if each of them shows it.
 struct heed_mask {
   size_t size;
   // Not 0: a query sees keys up to its own position, moved by `causal_align` (enum heed_align) and `causal_offset`.
@@ -105,13 +106,13 @@ struct heed_mask {
   size_t window_count;
   const struct heed_key_range* key_ranges;
   size_t key_range_count;
-  // One per batch: how many keys are seen.
+  // Number of visible keys, one per batch.
   const int64_t* key_lengths;
   size_t key_length_count;
   // bool or uint8, 1 where visible; (batch or 1, heads or 1, len_q or 1, len_kv).
   const DLTensor* allowed;
-  // Added to scores; -infinity hides. Of the same shape; float64 where the call computes with double, else float32. It has a
-  // gradient.
+  // Added to scores; -infinity hides. It has the same shape, is float64 if the call computes with
+  // double, else float32, and has a gradient.
   const DLTensor* bias;
   // Ids, (batch, len_q) and (batch, len_kv): a query sees keys of its own document. Both are given, or none.
   const int64_t* query_documents;
@@ -125,12 +126,13 @@ struct heed_mask {
   int alibi_align;  // enum heed_align
   // scale q.k becomes soft_cap tanh(scale q.k / soft_cap); 0 for none.
   double soft_cap;
-  // A function of positions, and what it is called with. Positions of queries are moved by `visible_align` and
-  // `visible_offset`.
+  // A function of positions, and its first argument. Positions of queries are moved by
+  // `visible_align` and `visible_offset`.
   heed_visible visible;
   void* visible_context;
   int visible_align;  // enum heed_align
-  // Added to positions of queries, beside `alibi_align` and `visible_align`. An align or offset without its part is refused.
+  // These are added to positions of queries, beside `alibi_align` and `visible_align`. An align or
+  // offset without its part is refused.
   int64_t alibi_offset, visible_offset;
 };
 
@@ -148,19 +150,20 @@ struct heed_cache;
 //
 //   positions   count from the beginning of each sequence, in scores and in masks
 //   masks       causal, windows, key ranges, slopes and functions hold in each sequence, which is batch n to a function;
-//               key_lengths has a number per sequence; documents an id per token, packed as they are; `allowed` and bias are
-//               those of a padded batch (sequences or 1, heads or 1, longest len_q or 1, longest len_kv), of which a sequence
-//               reads its own corner
-//   dropout     of sequence n is that of batch n
+//               key_lengths has a number per sequence; documents an id per token, packed as they
+//               are; `allowed` and bias have the shape of a padded batch (sequences or 1, heads or
+//               1, longest len_q or 1, longest len_kv), and a sequence reads its own corner
+//   dropout     sequence n drops the pairs of batch n
 struct heed_packed {
   size_t size;
   const int64_t* queries;  // 0, ..., total: one per sequence, and the end of the last one
   size_t query_count;
   const int64_t* keys;  // likewise; NULL: those of queries
   size_t key_count;
-  const int64_t* first_query;  // one per sequence, in place of that of the call; NULL: that for all
+  const int64_t* first_query;  // one per sequence, in place of the call's; NULL: the call's for all
   size_t first_query_count;
-  // One per sequence, each of batch 1 and given once, in place of key and value; NULL: none. heed_forward() alone takes them.
+  // One cache per sequence, each of batch 1 and given once, in place of key and value; NULL: none.
+  // Only heed_forward() takes them.
   struct heed_cache* const* caches;
   size_t cache_count;
 };
@@ -171,8 +174,8 @@ struct heed_call {
   // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch, kv_heads, len_kv,
   // dim_v). kv_heads divides heads, which are query_heads, or half of them for differential-v2.
   const DLTensor *query, *key, *value;
-  // Of variants that read one: the intent (batch, heads, len_q, dim_v or 1), or the logits of lambda of differential-v2
-  // (batch, heads, len_q, 1).
+  // The extra input of variants that read one: the intent (batch, heads, len_q, dim_v or 1), or the
+  // logits of lambda of differential-v2 (batch, heads, len_q, 1).
   const DLTensor* extra;
   const struct heed_parameter* parameters;
   size_t parameter_count;
@@ -180,34 +183,35 @@ struct heed_call {
   const double* scale;           // factor on q.k; NULL: 1 / sqrt(width of one score map)
   int threads;                   // 0: as heed_set_threads() says
   int precision;                 // enum heed_precision; backward needs the same as forward
-  // The probability, in [0, 1), with which a weight becomes 0; the seed decides which ones do. backward needs both as in forward.
+  // The probability, in [0, 1), with which a weight becomes 0; the seed decides which weights do.
+  // backward needs both as in forward.
   double dropout;
   uint64_t dropout_seed;
-  // Where query 0 stands among the keys, for ops that read positions. It moves no mask.
+  // Position of query 0 among the keys, for ops that read positions. It does not move masks.
   int64_t first_query;
-  // Numbers of tokens, (batch, heads, len, n), of ops that read some.
+  // Numbers per token, (batch, heads, len, n), for ops that read some.
   const DLTensor *query_inputs, *key_inputs;
-  // Not 0: the queries are the last tokens of the keys, as in decoding. A mask that would place fewer queries than keys at the first
-  // of them, by heed_top_left without an offset, is then refused.
+  // Not 0: the queries are the last tokens of the keys, as in decoding. A mask that would place
+  // fewer queries than keys at the first keys, by heed_top_left without an offset, is then refused.
   int queries_at_end;
   const struct heed_packed* packed;  // NULL: a batch of sequences of one length
   // In place of key and value: the queries are the last tokens of the cache, whose keys and values were appended before.
-  // heed_forward() alone takes one. It keeps there what a score computes of each key alone, for the calls to come.
+  // Only heed_forward() takes one. It keeps the score's features of each key there for later calls.
   struct heed_cache* cache;
 };
 
-// What forward writes: out (batch, heads, len_q, dim_v); where they are given, lse (batch, heads, len_q, maps), the log sum
-// exp of the scores of each map (two for differential variants), and steps (batch, heads, len_q, columns), of ops whose
-// rows take steps: the time that each row takes, or what each step leaves. And the gradients of a loss for these, of the same
-// shapes, which backward reads.
+// The results of forward: out (batch, heads, len_q, dim_v); if given, lse (batch, heads, len_q, maps), the log sum exp of
+// the scores of each map (two for differential variants), and steps (batch, heads, len_q, columns), for ops whose rows take
+// steps: the time that each row takes, or its state after each step. In backward the same struct holds the gradients of a
+// loss for these results.
 struct heed_outputs {
   size_t size;
   const DLTensor *out, *lse, *steps;
 };
 
-// Where backward writes gradients, each in the shape of what it is the gradient of; what is NULL is not computed.
-// parameters: names and tensors, of learnt parameters; of floats, with any strides, in the shape that the call gave
-// the parameter ((1) or () for a number), or that it has by default.
+// The gradients that backward writes, each in the shape of its tensor; a gradient that is NULL is not computed. parameters:
+// names and tensors of learnt parameters, of floats with any strides, in the shape that the call gave the parameter ((1) or
+// () for a number), or that it has by default.
 struct heed_gradients {
   size_t size;
   const DLTensor *query, *key, *value, *extra, *bias;
@@ -216,8 +220,8 @@ struct heed_gradients {
   const DLTensor *query_inputs, *key_inputs;
 };
 
-// A direction in which inputs and learnt parameters of a call move, each tensor in the shape of what it moves; what is NULL
-// holds still.
+// A direction in which inputs and learnt parameters of a call move, each tensor in the shape of the
+// input that it moves; an input whose tangent is NULL does not move.
 struct heed_tangents {
   size_t size;
   const DLTensor *query, *key, *value, *extra, *bias;
@@ -226,7 +230,7 @@ struct heed_tangents {
   const DLTensor *query_inputs, *key_inputs;
 };
 
-// What backward needs of forward.
+// Results of forward that backward needs.
 struct heed_saved;
 
 // out = attention of the call. `saved`, unless it is NULL, receives what heed_backward() needs, to be freed by
@@ -235,67 +239,67 @@ int heed_forward(const struct heed_call* call, const struct heed_outputs* output
                  struct heed_saved** saved);
 
 // Gradients of sum(out o grad_out), plus sum(lse o grad_lse) and sum(steps o grad_steps) where they are given. `call` is
-// that of heed_forward(), `out` what it wrote. `grad_outputs` holds the gradients, out's always. What `gradients` names is
-// overwritten. `saved` may be used again.
+// that of heed_forward(), `out` its result. `grad_outputs` holds the gradients, always that of out. The tensors in
+// `gradients` are overwritten. `saved` may be used again.
 int heed_backward(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
                   const struct heed_outputs* grad_outputs, const struct heed_gradients* gradients);
 
-// How what heed_forward() wrote moves when inputs and parameters move along `tangents`: forward mode, for every variant.
-// `call`, `saved` and `out` as for heed_backward(); `to` holds the tangents of the outputs, that of out always.
+// Forward mode, for every variant: the change of the results of heed_forward() when inputs and parameters move along
+// `tangents`. `call`, `saved` and `out` as for heed_backward(); `to` gets the tangents of the results, always that of out.
 int heed_jvp(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
              const struct heed_tangents* tangents, const struct heed_outputs* to);
 
-// How what heed_backward() writes for this `grad_out` moves when inputs and parameters move along `tangents`, and grad_out
-// along `grad_out_tangent` (NULL: it holds still): products with the Hessian. Variants of one softmax whose rows are not read
-// out further have them, such as sdpa and dar; for others it fails.
+// Products with the Hessian: the change of the gradients of heed_backward() for this `grad_out` when inputs and parameters
+// move along `tangents`, and grad_out along `grad_out_tangent` (NULL: it does not move). Variants with one softmax and no
+// further readout have them, such as sdpa and dar; for others the call fails.
 int heed_hvp(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
              const DLTensor* grad_out, const struct heed_tangents* tangents,
              const DLTensor* grad_out_tangent, const struct heed_gradients* to);
 
 void heed_saved_free(struct heed_saved* saved);  // NULL is fine
 
-// Numbers of each row that a variant reports, such as "residual" or "steps_used": writes the report `name` to `to`,
-// (batch, heads, len_q, 1).
+// Writes a number that a variant reports per row, such as "residual" or "steps_used": the report
+// `name` goes to `to`, (batch, heads, len_q, 1).
 int heed_report(const struct heed_saved* saved, const char* name, const DLTensor* to);
 // Name of report number `index`; NULL behind the last one. Valid as long as `saved`.
 const char* heed_report_name(const struct heed_saved* saved, size_t index);
 
-// A cache takes memory page by page as it grows, and copies nothing that it has. Calls with a cache compute with the
-// instruction set that was in use when it was made. One call or change at a time may use a cache, and all calls must be of one
-// variant, with the same parameters and numbers of heads, until heed_cache_forget(). heed/kv_cache.hpp says how
-// exact one of int8 is. Pools of pages (heed/kv_pool.hpp) and partial states (heed/engine/partial.hpp) are C++'s alone.
+// A cache takes memory page by page as it grows, and never copies its contents. Calls with a cache compute with the
+// instruction set that was in use when it was made. One call or change at a time may use a cache, and all calls must be of
+// one variant, with the same parameters and numbers of heads, until heed_cache_forget(). heed/kv_cache.hpp says how exact
+// an int8 cache is. Only C++ has pools of pages (heed/kv_pool.hpp) and partial states (heed/engine/partial.hpp).
 struct heed_cache_sizes {
   size_t size;
   int64_t batch, kv_heads, dim_qk, dim_v;
-  // What numbers are stored as, rounded: float64 for calls of doubles; float32, float16, bfloat16 or int8 (with a scale per
-  // row) for those of floats. All 0: float32.
+  // The type in which numbers are stored, rounded: float64 for calls of doubles; float32, float16,
+  // bfloat16 or int8 (with a scale per row) for calls of floats. All 0: float32.
   DLDataType dtype;
   int64_t page_rows;  // a multiple of 64; 0: 256
 };
 int heed_cache_new(const struct heed_cache_sizes* sizes, struct heed_cache** cache);
-// Adds tokens: key (batch, kv_heads, n, dim_qk), value (batch, kv_heads, n, dim_v). The cache is as it was where this fails.
+// Adds tokens: key (batch, kv_heads, n, dim_qk), value (batch, kv_heads, n, dim_v). The cache is unchanged if this fails.
 int heed_cache_append(struct heed_cache* cache, const DLTensor* key, const DLTensor* value);
-// Tokens that it holds, and for which it has room.
+// Number of tokens held, and of tokens that fit without new memory.
 int64_t heed_cache_length(const struct heed_cache* cache);
 int64_t heed_cache_capacity(const struct heed_cache* cache);
 int heed_cache_reserve(struct heed_cache* cache, int64_t length);
 // Forgets the tokens from `length` on; their memory is kept.
 int heed_cache_truncate(struct heed_cache* cache, int64_t length);
-// Forgets what calls have kept there, so that the next may be of another variant.
+// Forgets the features that calls have kept there, so that the next call may be of another variant.
 void heed_cache_forget(struct heed_cache* cache);
 void heed_cache_free(struct heed_cache* cache);  // NULL is fine
 
-// The shapes that outputs of a call and its extra input must have. Four zeros for steps: the variant gives none with these
-// options. Four zeros for extra: it reads no extra input.
+// The shapes that outputs of a call and its extra input must have. Four zeros for steps mean that
+// the variant gives none with these options; four zeros for extra that it reads no extra input.
 struct heed_shapes {
   size_t size;
   int64_t out[4], lse[4], steps[4], extra[4];
 };
-// Of query and value only shapes and types are read. It fails with the sentences of heed_forward().
+// Only shapes and types of query and value are read. The call fails with the sentences of heed_forward().
 int heed_shapes_of(const struct heed_call* call, struct heed_shapes* shapes);
 
-// Does the call fit? Fails as heed_forward() would without regard to its outputs. All tensors need addresses, but of inputs,
-// of the bias and of a mask of bool only shapes and types are read.
+// Checks a call: fails as heed_forward() would, without regard to its outputs. All tensors need
+// addresses, but inputs, the bias and a mask of bool are not read beyond shapes and types.
 int heed_check(const struct heed_call* call);
 
 // Names of variants, from 0; NULL behind the last one. Valid for ever.
@@ -315,27 +319,27 @@ struct heed_parameter_info {
   const char* name;  // valid for ever
   int kind;          // enum heed_parameter_kind
   int required;      // not 0: a call must give it
-  // Of tensors: shape[0, ndim) as the call has it, or as heed_initial() writes it; ndim 0 where there is none.
+  // For tensors: shape[0, ndim) as the call has it, or as heed_initial() writes it; ndim 0 if there is none.
   int ndim;
   int64_t shape[8];
-  double number;        // of options, choices and tensors of one number: the one in use
-  const char* text;     // of choices: the one in use; valid for ever
-  const char* choices;  // of choices: all of them, joined by ", "; valid for ever
+  double number;        // number in use, for options, choices and tensors of one number
+  const char* text;     // word in use, for choices; valid for ever
+  const char* choices;  // all words, joined by ", ", for choices; valid for ever
 };
 
-// How parameters begin.
+// The values that parameters begin with.
 struct heed_start {
   size_t size;
-  uint64_t seed;  // of tensors that begin with random numbers
-  // Of the layer, from 1; lambda of differential-v1 depends on it. 0 stands for 1.
+  uint64_t seed;  // seed of tensors that begin with random numbers
+  // Number of the layer, from 1; lambda of differential-v1 depends on it. 0 means 1.
   int64_t depth;
   int64_t prototypes;  // per head; 0 stands for 16
 };
 
-// What the call's variant has for parameters: infos[0] to infos[*count - 1]. *count is the number of structs that `infos`
-// has room for; it becomes the number of the parameters. Where there are more of them than room, the first are written. The
-// caller has set the size of each struct, the same for all. Of query and value only shapes and types are read. `start` may
-// be NULL.
+// Describes the parameters of the call's variant: infos[0] to infos[*count - 1]. *count is the
+// number of structs that `infos` has room for; it becomes the number of parameters. If there are
+// more of them than room, the first ones are written. The caller has set the size of each struct,
+// the same for all. Only shapes and types of query and value are read. `start` may be NULL.
 int heed_describe(const struct heed_call* call, const struct heed_start* start,
                   struct heed_parameter_info* infos, size_t* count);
 
@@ -344,25 +348,25 @@ int heed_describe(const struct heed_call* call, const struct heed_start* start,
 int heed_initial(const struct heed_call* call, const struct heed_start* start,
                  const struct heed_parameter* to, size_t count);
 
-// The sentence of the last call of this thread that failed; empty before any did. Valid until the next one fails.
+// The sentence of this thread's last call that failed; empty before any. Valid until the next one fails.
 const char* heed_last_error(void);
 
 // "0.1.0"
 const char* heed_version(void);
 
-// How many threads a call with threads = 0 computes with.
+// Number of threads of a call with threads = 0.
 int heed_threads(void);
-// Sets it for all calls that begin later; 0: the default, OMP_NUM_THREADS or all processors, of a container
-// no more than its CPU quota.
+// Sets this number for all calls that begin later; 0: the default, OMP_NUM_THREADS or all
+// processors, in a container no more than its CPU quota.
 int heed_set_threads(int threads);
 
-// The instruction set that computes: "x86-64-v4" (AVX-512), "x86-64-v3" (AVX2) or "x86-64-v2", the highest that this
-// processor has; "native" in a library for other processors.
+// The instruction set in use: "x86-64-v4" (AVX-512), "x86-64-v3" (AVX2) or "x86-64-v2", the highest
+// that this processor has; "native" in a library for other processors.
 const char* heed_instructions(void);
-// Sets another one that this processor has, for calls that begin later; NULL for the highest. heed_backward() computes with
-// that of its heed_forward(). The last bits of results depend on it.
+// Chooses another instruction set that this processor has, for calls that begin later; NULL for the
+// highest. heed_backward() uses that of its heed_forward(). The last bits of results depend on it.
 int heed_use_instructions(const char* name);
-// Names of those that the library has, from the lowest on; NULL behind the last one.
+// Names of the library's instruction sets, from the lowest on; NULL behind the last one.
 const char* heed_instructions_name(size_t index);
 
 #if defined(__GNUC__)

@@ -3,8 +3,8 @@
 
 // The functions of c.h, defined: one C++ file of a program or library includes this header and links heed::compiled, and C
 // code, or another language's, then calls heed there. It computes with the instruction set that the file is compiled for.
-// The library libheed, which CMake builds on request (-DHEED_BUILD_C=ON), holds several and chooses among them
-// (c/instance.hpp, c/dispatch.hpp).
+// The library libheed, which CMake builds on request (-DHEED_BUILD_C=ON), holds code for several
+// instruction sets and chooses among them (c/instance.hpp, c/dispatch.hpp).
 
 #include <heed/c/dispatch.hpp>
 #include <heed/c/instance.hpp>

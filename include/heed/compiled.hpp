@@ -17,7 +17,7 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// Stands at the places behind the end of the list: a type of its own at each, and no code.
+// The type at places behind the end of the list: a different one at each, without code.
 template <std::size_t place, class Real>
 struct NoOp {};
 template <std::size_t place, class Real>
@@ -34,7 +34,7 @@ template <std::size_t place, class Real, class... Ops>
 template <std::size_t place, class Real>
 using BuiltInAt = typename decltype(built_in_at<place, Real>(BuiltIn<Real>{}))::type;
 
-// Of the promises below, and of the source files in cmake/compiled.cmake.
+// Number of places in the lines below, and of source files in cmake/compiled.cmake.
 inline constexpr std::size_t kCompiledPlaces = 16;
 static_assert(BuiltIn<float>::size <= kCompiledPlaces,
               "heed: more ops than places; raise kCompiledPlaces, the lines below it and the "

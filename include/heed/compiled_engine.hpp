@@ -4,8 +4,8 @@
 // forward() and backward() of any op without the code of the engine, which knows no op, for programs that link heed::engine (or
 // heed::compiled): a file compiles the formulas of its own ops alone.
 //
-// The source file that defines what is promised here is made from this header (cmake/compiled.cmake), so each promise
-// starts with `extern template`.
+// The source file that defines these functions is made from this header (cmake/compiled.cmake), so
+// each promise starts with `extern template`.
 
 #include <heed/engine/op_door.hpp>
 #include <heed/engine/packed.hpp>

@@ -7,9 +7,9 @@
 //   cache.append(new_keys, new_values);                          // (batch, kv_heads, n, dim) each
 //   forward(op, cache.inputs(query), causal<float>(Align::bottom_right), out);
 //
-// Calls on inputs() keep what a score computes of each key alone (norms, categories, projected keys) in the cache, and so
-// compute it once for each token; {query, cache.keys(), cache.values()} with the same first_query computes it anew in each
-// call, the same bits.
+// Calls on inputs() keep a score's features of each key (norms, categories, projected keys) in the
+// cache, and so compute them once for each token; {query, cache.keys(), cache.values()} with the
+// same first_query computes them again in each call, with the same bits.
 //
 // Memory  pages of `page_rows` rows for all batches and heads; growing adds pages and copies none. KvCache<bfloat16> and
 //         KvCache<half> take half of it, and half of the time that decoding waits for memory: append() rounds.
@@ -22,9 +22,9 @@
 //           a row of outputs of a softmax whose logits err by at most e  by at most
 //                    (exp(2 e) - 1) max_j |v_j(c)| + max_j s_value(j) (1/2 + 2^-16) in column c,
 //
-//         besides the rounding of the call itself. A row that holds a NaN or an infinity becomes NaN as a whole, which
-//         shows wherever the row is seen. Forward alone reads such a cache, with any op and any number of queries: few
-//         are computed from the bytes as they are, many from a tile of floats. Backward takes no pages.
+//         besides the rounding of the call itself. A row that holds a NaN or an infinity becomes NaN as a whole, and so
+//         does every output that sees it. Only forward() reads such a cache, with any op and any number of queries: few
+//         queries read the bytes directly, many read a tile of floats. Backward takes no pages.
 
 #include <heed/engine/call.hpp>
 #include <heed/engine/key_features.hpp>
@@ -41,9 +41,9 @@ template <class Stored>
 class KvCache {
  public:
   static constexpr Index kDefaultPageRows = heed::kDefaultPageRows;
-  // What calls on the cache compute with.
+  // The type in which calls on the cache compute.
   using Arithmetic = ArithmeticOf<Stored>;
-  // Are rows stored with a scale?
+  // True if rows are stored with a scale.
   static constexpr bool scaled = KvPages<Stored>::scaled;
   using View = typename KvPages<Stored>::View;
 
@@ -52,7 +52,7 @@ class KvCache {
           Index page_rows = kDefaultPageRows)
       : pages_("KvCache", batch, kv_heads, dim_qk, dim_v, page_rows) {}
 
-  // What is left of a cache that was moved from is an empty cache of its shape.
+  // A cache that was moved from is an empty cache of its shape.
   KvCache(KvCache&& other) noexcept
       : pages_(std::move(other.pages_)),
         memory_(std::exchange(other.memory_, {})),
@@ -65,11 +65,11 @@ class KvCache {
     return *this;
   }
 
-  // Tokens held, and tokens for which there is room.
+  // Number of tokens held, and number of tokens that fit without new pages.
   [[nodiscard]] Index len() const { return pages_.len(); }
   [[nodiscard]] Index capacity() const { return pages_.capacity(); }
 
-  // Room for `len` tokens. Throws std::invalid_argument, std::bad_alloc; the cache is then as it was.
+  // Room for `len` tokens. Throws std::invalid_argument, std::bad_alloc; the cache is then unchanged.
   void reserve(Index len) {
     require(len >= 0, "KvCache::reserve: len is ", len, ", it must not be negative");
     if (len <= capacity()) return;
@@ -79,15 +79,15 @@ class KvCache {
     while (added.size() < count) added.push_back(pages_.new_page());
     KvPages<Stored>::make_room(memory_, count);
     pages_.make_room(count);
-    for (Page& page : added) {  // throws no more
+    for (Page& page : added) {  // nothing throws from here on
       pages_.add(page);
       memory_.push_back(std::move(page));
     }
   }
 
   // Adds the tokens of `key` (batch, kv_heads, n, dim_qk) and `value` (batch, kv_heads, n, dim_v), in
-  // any layout, rounded to the nearest numbers that the cache holds. Throws std::invalid_argument, std::bad_alloc; the
-  // cache is then as it was. Views taken before are no longer valid.
+  // any layout, rounded to the nearest numbers that the cache holds. Throws std::invalid_argument,
+  // std::bad_alloc; the cache is then unchanged. Views taken before are no longer valid.
   void append(const StoredView<const Arithmetic>& key, const StoredView<const Arithmetic>& value) {
     pages_.check(key, value);
     const Index count = key.shape().len;
@@ -108,12 +108,12 @@ class KvCache {
   [[nodiscard]] View keys() const { return pages_.keys(); }
   [[nodiscard]] View values() const { return pages_.values(); }
 
-  // What forward() reads in decoding: keys, values and the key features of the calls before, to which it adds those of new
-  // tokens (engine/key_features.hpp); and where the queries stand, which are the last tokens of the cache: Inputs::first_query, and
-  // queries_at_end, by which a mask that has them at the first keys is refused. Such calls change the cache, so that only one may
-  // run at a time, and all must be of one op, with the same numbers of heads: another op, or another number that key features
-  // depend on, is refused until forget_features(). Throws std::invalid_argument where there are more queries than tokens. Valid
-  // until the next append(), reserve() or move.
+  // The inputs of forward() for decoding: keys, values and the key features of earlier calls, to which each call adds those
+  // of new tokens (engine/key_features.hpp). The queries are the last tokens of the cache: Inputs::first_query and
+  // queries_at_end say so, and a mask that places them at the first keys is refused. Such calls change the cache: only one
+  // may run at a time, and all must be of one op with the same numbers of heads. Another op, or another value of a number
+  // that key features depend on, is refused until forget_features(). Throws std::invalid_argument if there are more queries
+  // than tokens. Valid until the next append(), reserve() or move.
   [[nodiscard]] Inputs<Arithmetic> inputs(const StoredView<const Arithmetic>& query,
                                           const StoredView<const Arithmetic>& extra = {}) {
     const Index queries = query.shape().len;
@@ -125,7 +125,7 @@ class KvCache {
     return in;
   }
   [[nodiscard]] const KeyFeatures<Arithmetic>& key_features() const { return features_; }
-  // The next call on inputs() computes the key features of all tokens.
+  // Makes the next call on inputs() compute the key features of all tokens.
   void forget_features() noexcept { features_.forget(); }
 
  private:

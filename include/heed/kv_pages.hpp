@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Pages of keys and values, as a KvCache and a KvPool have them: their memory, and the table of those of one growing sequence
-// (or of a batch of equally long ones), which forward() reads in place.
+// Pages of keys and values, for KvCache and KvPool: their memory, and the table of pages of one
+// growing sequence (or of a batch of equally long ones), which forward() reads in place.
 
 #include <heed/core/error.hpp>
 #include <heed/simd/quantise.hpp>
@@ -28,11 +28,11 @@ template <class Stored>
 class KvPages {
  public:
   using Arithmetic = ArithmeticOf<Stored>;
-  // Are rows stored with a scale?
+  // True if rows are stored with a scale.
   static constexpr bool scaled = std::is_same_v<Stored, std::int8_t>;
   using View = std::conditional_t<scaled, ScaledView, TensorView<const Stored>>;
 
-  // Keys and values of page_rows tokens of all batches and heads, in whole lines of cache; `scales` of either.
+  // Keys and values of page_rows tokens of all batches and heads, in whole lines of cache; `scales` has the scales of both.
   struct Page {
     Scratch<Stored> numbers;
     Scratch<float> scales;
@@ -56,7 +56,7 @@ class KvPages {
     }
   };
 
-  // owner: the class that errors name. Throws std::invalid_argument.
+  // owner: the name of the class in error texts. Throws std::invalid_argument.
   KvPages(const char* owner, Index batch, Index kv_heads, Index dim_qk, Index dim_v,
           Index page_rows)
       : owner_(owner),
@@ -76,7 +76,7 @@ class KvPages {
             owner, ": a page of ", keys, " numbers of keys and ", values,
             " of values exceeds the address space");
   }
-  // What is left of a table that was moved from is an empty one of its shape.
+  // A table that was moved from is an empty one of its shape.
   KvPages(KvPages&& other) noexcept
       : owner_(other.owner_),
         key_shape_(other.key_shape_),
@@ -103,7 +103,7 @@ class KvPages {
             key_shape_.dim, value_shape_.dim, page_rows_};
   }
 
-  // Tokens held, pages, rows of each, and tokens for which there is room.
+  // Number of tokens, of pages, of rows per page, and of tokens that fit.
   [[nodiscard]] Index len() const { return key_shape_.len; }
   [[nodiscard]] Index pages() const { return Index(key_.numbers.size()); }
   [[nodiscard]] Index page_rows() const { return page_rows_; }
@@ -116,7 +116,7 @@ class KvPages {
   [[nodiscard]] View keys() const { return view(key_, key_shape_); }
   [[nodiscard]] View values() const { return view(value_, value_shape_); }
 
-  // Memory for a page; throws std::bad_alloc.
+  // Memory for one page; throws std::bad_alloc.
   [[nodiscard]] Page new_page() const {
     return Page(page_numbers(key_shape_), page_numbers(value_shape_), scale_numbers());
   }
@@ -124,8 +124,8 @@ class KvPages {
     return (page_numbers(key_shape_) + page_numbers(value_shape_)) * Index(sizeof(Stored)) +
            2 * scale_numbers() * Index(sizeof(float));
   }
-  // Room in the table for `count` pages more, after which add() throws nothing; throws std::bad_alloc, and the table is then
-  // as it was.
+  // Makes room in the table for `count` more pages, after which add() throws nothing; throws
+  // std::bad_alloc, and the table is then unchanged.
   void make_room(std::size_t count) {
     for (Pages* pages : {&key_, &value_}) {
       make_room(pages->numbers, count);
@@ -151,7 +151,7 @@ class KvPages {
       pages->scales.pop_back();
     }
   }
-  // Room for `count` more, at least doubled: vectors that grow one by one are copied seldom.
+  // Makes room for `count` more, at least doubling: a vector that grows one by one is then copied seldom.
   template <class Element>
   static void make_room(std::vector<Element>& all, std::size_t count) {
     const std::size_t needed = all.size() + count;
@@ -160,7 +160,7 @@ class KvPages {
     all.reserve(std::max(needed, std::min(2 * all.capacity(), all.max_size())));
   }
 
-  // Throws unless `key` and `value` are the same number of tokens for this table, of other memory than its own.
+  // Throws unless `key` and `value` have the same number of tokens, fit this table, and lie in other memory than its own.
   void check(const StoredView<const Arithmetic>& key,
              const StoredView<const Arithmetic>& value) const {
     check(key, key_shape_, "key");
@@ -170,18 +170,18 @@ class KvPages {
     require(key.shape().len <= std::numeric_limits<Index>::max() - len(), owner_,
             "::append: ", key.shape().len, " tokens after ", len(), " overflow a 64-bit index");
   }
-  // Numbers that write() needs to widen a row to.
+  // Numbers of memory that write() needs to widen a row.
   [[nodiscard]] Index widened_numbers() const {
     return scaled ? std::max(key_shape_.dim, value_shape_.dim) : 0;
   }
-  // Writes rows [first, first + count) of checked keys and values behind those that it holds, where there is room for them.
+  // Writes rows [first, first + count) of checked keys and values behind those held; there must be room.
   void write(const StoredView<const Arithmetic>& key, const StoredView<const Arithmetic>& value,
              Index first, Index count, float* widened) {
     copy(key, key_, key_shape_, first, count, widened);
     copy(value, value_, value_shape_, first, count, widened);
     set_len(len() + count);
   }
-  // Copies what the page holds of the first `rows` tokens.
+  // Copies the first `rows` tokens of a page.
   void copy_rows(const Page& from, Page& to, Index rows) const {
     const auto copy = [&](const auto* source, auto* target, Index width) {
       for (Index n = 0; n < key_shape_.batch * key_shape_.heads; ++n)
@@ -195,7 +195,7 @@ class KvPages {
   }
 
  private:
-  // Where the keys, or the values, of each page lie.
+  // The memory of the keys, or of the values, of each page.
   struct Pages {
     std::vector<Stored*> numbers;
     std::vector<float*> scales;
@@ -209,7 +209,7 @@ class KvPages {
     return element_count({shape.batch, shape.heads, page_rows_, shape.dim},
                          (std::string(owner_) + ": a page").c_str());
   }
-  // Rows of a page, where rows are scaled.
+  // Number of scales of a page; 0 unless rows are scaled.
   [[nodiscard]] Index scale_numbers() const {
     return scaled ? page_numbers(of_scales(key_shape_)) : 0;
   }
@@ -246,7 +246,7 @@ class KvPages {
             owner_, "::append: ", name,
             " is a view of this cache, which append changes; copy its rows first");
   }
-  // widened: room for a row, where rows are scaled.
+  // widened: memory for a row, used if rows are scaled.
   void copy(const StoredView<const Arithmetic>& rows, const Pages& pages, const Shape& own,
             Index first, Index count, float* widened) {
     const Shape room{own.batch, own.heads, capacity(), own.dim};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Keys and values of many growing sequences in one pool of pages, for continuous decoding: sequences come and go, share what
-// they have in common, and one call reads all of them.
+// Keys and values of many growing sequences in one pool of pages, for continuous decoding:
+// sequences come and go, share common beginnings, and one call reads all of them.
 //
 //   KvPool<float> pool(kv_heads, dim_qk, dim_v, pages);
 //   const Index prompt = pool.add();
@@ -12,17 +12,19 @@
 //   forward(op, pool.inputs({a, b}, query), causal<float>(Align::bottom_right), out);
 //   pool.remove(a);                                                       // its pages serve others
 //
-// Each sequence has the bits that it has in a KvCache of its own (kv_cache.hpp), with any op, mask and number of threads. A call
-// spreads the work on all its sequences over all threads: the longest sequences come first, and long ones are read in parts.
+// A sequence's results have the bits that they have with a KvCache of its own (kv_cache.hpp), with
+// any op, mask and number of threads. A call spreads the work on all its sequences over all
+// threads: the longest sequences come first, and long ones are read in parts.
 //
 // Pages      hold page_rows tokens of all heads. A sequence takes them from the free list as it grows, and gives them back as it
 //            is cut or removed. fork() shares all of them: the pool counts the sequences that have a page, and one that
 //            writes behind rows that others share first copies the rows of that one page (copy on write).
-// Memory     taken as the first sequences need it, at most `pages` pages, and kept until the pool ends; page_bytes() each. What
-//            scores keep of each key (KeyFeatures) is beside them, for each sequence by itself, also where pages are shared.
+// Memory     taken as the first sequences need it, at most `pages` pages, and kept until the pool ends; page_bytes() each.
+//            Features of keys (KeyFeatures) are stored apart, for each sequence by itself, also where pages are shared.
 // Formats    as those of a KvCache: KvPool<bfloat16>, KvPool<half> and KvPool<std::int8_t> take a half and a quarter.
-// Errors     std::invalid_argument: the pool is full, a sequence is unknown or was removed, shapes that do not fit. The pool is
-//            then as it was. Views of a call are valid until the pool next changes. One call at a time may use a pool.
+// Errors     std::invalid_argument: the pool is full, a sequence is unknown or was removed, shapes
+//            that do not fit. The pool is then unchanged. Views of a call are valid until the pool
+//            next changes. One call at a time may use a pool.
 
 #include <heed/engine/call.hpp>
 #include <heed/engine/key_features.hpp>
@@ -44,13 +46,13 @@ class KvPool {
   using Arithmetic = ArithmeticOf<Stored>;
   using View = typename KvPages<Stored>::View;
 
-  // pages: the most that sequences may take together. page_rows: a positive multiple of kPanelLanes<Arithmetic>.
+  // pages: the most that all sequences together may take. page_rows: a positive multiple of kPanelLanes<Arithmetic>.
   KvPool(Index kv_heads, Index dim_qk, Index dim_v, Index pages, Index page_rows = kDefaultPageRows)
       : shape_("KvPool", 1, kv_heads, dim_qk, dim_v, page_rows), pages_(pages) {
     require(pages >= 0, "KvPool: pages is ", pages, ", it must not be negative");
   }
 
-  // Pages of the pool, and those that no sequence has.
+  // Number of pages of the pool, and of those in no sequence.
   [[nodiscard]] Index pages() const { return pages_; }
   [[nodiscard]] Index free_pages() const {
     return pages_ - Index(memory_.size()) + Index(free_.size());
@@ -96,23 +98,23 @@ class KvPool {
               const StoredView<const Arithmetic>& value) {
     append({sequence}, key, value, {0, key.shape().len});
   }
-  // Adds to each of these sequences its part of packed tokens: rows [tokens[n], tokens[n + 1]) go to sequences[n]. Without
-  // `tokens` each gets one.
+  // Adds to each of these sequences its part of packed tokens: rows [tokens[n], tokens[n + 1]) go
+  // to sequences[n]. Without `tokens` each gets one token.
   void append(const std::vector<Index>& sequences, const StoredView<const Arithmetic>& key,
               const StoredView<const Arithmetic>& value, std::vector<Index> tokens = {}) {
     take_lengths(tokens, Index(sequences.size()), key.shape().len, "append", "key");
     require_different(sequences, "append");
     shape_.check(key, value);
-    // Whatever can fail comes first: room in tables, and all pages.
+    // Everything that can fail comes first: room in tables, and all pages.
     Index needed = 0;
-    std::map<Index, Index> writers;  // of pages that are not full
+    std::map<Index, Index> writers;  // count of sequences that write to each unfilled page
     for (std::size_t n = 0; n < sequences.size(); ++n) {
       const Sequence& to = at(sequences[n], "append");
       const Index count = tokens[n + 1] - tokens[n];
       needed += pages_added(to, count);
       if (count > 0 && to.table.len() % page_rows() != 0) ++writers[to.pages.back()];
     }
-    // The last reader of a page writes to it as it is.
+    // The last sequence of a shared page writes to the page itself.
     for (const auto& [page, count] : writers)
       needed += std::min(count, readers_[std::size_t(page)] - 1);
     require(needed <= free_pages(), "KvPool::append: the pool is full: ", needed,
@@ -131,15 +133,15 @@ class KvPool {
             row.data());
   }
 
-  // What a sequence holds, as forward() reads it.
+  // The keys and values of a sequence, in the form that forward() reads.
   [[nodiscard]] View keys(Index sequence) const { return at(sequence, "keys").table.keys(); }
   [[nodiscard]] View values(Index sequence) const { return at(sequence, "values").table.values(); }
 
-  // What forward() reads when these sequences decode together: query (1, query_heads, total, dim_qk) has the last tokens of each,
-  // packed as `queries` says (Packed in engine/call.hpp); without it, the last one. Masks place queries by Align::bottom_right;
-  // those that have them at the first keys are refused (Inputs::queries_at_end).
-  // Key features are kept from call to call, of each sequence, as KvCache::inputs() does. Valid until the next call of
-  // inputs() or change of the pool.
+  // The inputs of forward() when these sequences decode together: query (1, query_heads, total, dim_qk) has the last tokens
+  // of each, packed as `queries` says (Packed in engine/call.hpp); without it, the last token. Masks place queries by
+  // Align::bottom_right; masks that place them at the first keys are refused (Inputs::queries_at_end).
+  // Key features of each sequence are kept from call to call, as in KvCache::inputs(). Valid until
+  // the next call of inputs() or change of the pool.
   [[nodiscard]] PackedInputs<Arithmetic> inputs(const std::vector<Index>& sequences,
                                                 const StoredView<const Arithmetic>& query,
                                                 const StoredView<const Arithmetic>& extra = {},
@@ -163,13 +165,13 @@ class KvPool {
     in.extra = extra;
     in.packed = &packed_;
     in.queries_at_end = true;
-    if (sequences.empty()) {  // their keys say how wide and how many, those of none do not
+    if (sequences.empty()) {  // without sequences no keys give heads and width
       in.key = {nullptr, shape_.keys().shape()};
       in.value = {nullptr, shape_.values().shape()};
     }
     return in;
   }
-  // The next call computes the key features of all tokens of all sequences.
+  // Makes the next call compute the key features of all tokens of all sequences.
   void forget_features() {
     for (auto& [number, sequence] : sequences_) sequence.features.forget();
   }
@@ -177,7 +179,7 @@ class KvPool {
  private:
   struct Sequence {
     KvPages<Stored> table;
-    std::vector<Index> pages;  // numbers of its pages, as the table has them
+    std::vector<Index> pages;  // numbers of its pages, in the order of the table
     KeyFeatures<Arithmetic> features;
 
     explicit Sequence(const KvPages<Stored>& like) : table(like.empty_copy()) {}
@@ -195,7 +197,7 @@ class KvPool {
     return const_cast<Sequence&>(std::as_const(*this).at(sequence, what));
   }
 
-  // Fills in one token each, or checks what was given.
+  // Sets one token per sequence, or checks the given numbers.
   void take_lengths(std::vector<Index>& at, Index count, Index total, const char* what,
                     const char* name) const {
     if (at.empty())
@@ -211,7 +213,7 @@ class KvPool {
     require(at.back() == total, "KvPool::", what, ": ", of, " ends with ", at.back(), ", ", name,
             " has len ", total);
   }
-  // Two workers must not add to one sequence.
+  // Two workers must not add to the same sequence.
   static void require_different(std::vector<Index> sequences, const char* what) {
     std::sort(sequences.begin(), sequences.end());
     const auto twice = std::adjacent_find(sequences.begin(), sequences.end());
@@ -219,20 +221,20 @@ class KvPool {
             twice == sequences.end() ? 0 : *twice, " is given twice");
   }
 
-  // Does the sequence write its next token behind rows of a page that it shares?
+  // True if the sequence writes its next token to a page that it shares, behind rows of others.
   [[nodiscard]] bool shares_last(const Sequence& of) const {
     return of.table.len() % page_rows() != 0 && readers_[std::size_t(of.pages.back())] > 1;
   }
-  // Pages that `count` tokens more add to its table.
+  // Number of pages that `count` more tokens add to its table.
   [[nodiscard]] static Index pages_added(const Sequence& of, Index count) {
     return of.table.pages_for(of.table.len() + count) - of.table.pages();
   }
-  // At least so many pages on the free list.
+  // Makes sure that the free list has at least `count` pages.
   void provide(Index count) {
     while (Index(free_.size()) < count) {
       KvPages<Stored>::make_room(memory_, 1);
       KvPages<Stored>::make_room(readers_, 1);
-      free_.reserve(memory_.size() + 1);  // every page may be free: release() throws nothing
+      free_.reserve(memory_.size() + 1);  // for all pages: release() needs no memory
       memory_.push_back(shape_.new_page());
       readers_.push_back(0);
       free_.push_back(Index(memory_.size()) - 1);
@@ -247,7 +249,7 @@ class KvPool {
   void release(Index page) {
     if (--readers_[std::size_t(page)] == 0) free_.push_back(page);
   }
-  // Leaves the pages of the first `len` tokens.
+  // Keeps the pages of the first `len` tokens only.
   void cut(Sequence& of, Index len) {
     while (of.table.pages() > of.table.pages_for(len)) {
       release(of.pages.back());
@@ -257,7 +259,7 @@ class KvPool {
     of.table.set_len(len);
   }
 
-  // There are enough free pages, and room for them in the tables.
+  // Needs enough free pages, and room for them in the tables.
   void write(Sequence& to, const StoredView<const Arithmetic>& key,
              const StoredView<const Arithmetic>& value, Index first, Index count, float* widened) {
     if (count == 0) return;
@@ -268,7 +270,7 @@ class KvPool {
       release(last);
       to.pages.back() = own;
       to.table.replace(to.table.pages() - 1, memory_[std::size_t(own)]);
-      // Features know their keys by the address of the first one.
+      // Features recognise their keys by the address of the first one.
       if (to.pages.size() == 1) to.features.forget();
     }
     while (to.table.pages() < to.table.pages_for(len + count)) {
@@ -283,7 +285,7 @@ class KvPool {
   Index pages_, next_ = 0;
   std::vector<typename KvPages<Stored>::Page> memory_;
   std::vector<Index> readers_,
-      free_;  // of each page: how many sequences have it; pages that none has
+      free_;  // for each page, how many sequences have it; pages that none has
   std::map<Index, Sequence> sequences_;
   Packed<Arithmetic> packed_;
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 // The list of variants. A line in for_each_variant() puts a variant into every generic test, every benchmark, the
-// comparison and heed_lm; an op of a type of its own stands in BuiltIn, too, from which heed::compiled follows.
+// comparison and heed_lm; an op with a type of its own is also in BuiltIn, from which heed::compiled is made.
 
 #include <heed/core/random.hpp>
 #include <heed/mask/mask.hpp>
@@ -29,49 +29,49 @@ struct OpList {
   static constexpr bool contains = (std::is_same_v<Op, Ops> || ...);
 };
 
-// The types of the list: what heed::compiled holds the code of.
+// The types of the list, whose code heed::compiled holds.
 template <class Real>
 using BuiltIn = OpList<ScaledDot<Real>, Dar<Real>, Differential<Real>, DifferentialV1<Real>,
                        DifferentialV2<Real>, IntentGated<Real>, IntentFromQ<Real>, IntentCalc<Real>,
                        ResonantOde<Real>, Dialectical<Real>, Prototype<Real>>;
 
-// What a variant is compared with: plain attention.
+// The variant with which others are compared: plain attention.
 inline constexpr const char* kBaseline = "sdpa";
 
-// What a variant asks of the sizes of a call, beside what its readout says (uses_own_rows): forward() throws at
-// others. What Saved::lse holds, and whom its mask suits.
+// Requirements of a variant on the sizes of a call, beside those of its readout (uses_own_rows):
+// forward() throws for other sizes. Also the meaning of Saved::lse, and of the variant's mask.
 struct VariantTraits {
   bool even_dim_qk = false;   // it reads halves of a head
   bool equal_widths = false;  // dim_v is dim_qk
-  bool lse_of_scores = true;  // false: of what the normaliser's last softmax saw
+  bool lse_of_scores = true;  // false: lse is that of the normaliser's last softmax
   bool reads_later_keys =
-      false;  // its mask is made to show some; under a causal one it is another variant
+      false;  // the variant's own mask shows later keys; a causal mask would change the variant
 };
 
 // One entry of the list: an op ready to run on `geometry`.
 template <class Op>
 struct Variant {
   const char* name;
-  const char* settings;  // options that are no parameters, as VariantOptions has them by default
-  Geometry geometry;     // as the variant reads it: V2 has twice the query heads at half the width
+  const char* settings;  // options that are no parameters, with the defaults of VariantOptions
+  Geometry geometry;     // the variant's sizes: V2 has twice the query heads at half the width
   Op op;
   VariantTraits traits = {};
   // The mask that is a part of the variant, for calls of these sizes; null: none. Throws std::invalid_argument for sizes
-  // that it has none for. Of a variant that does not read later keys it depends on no length, so that a layer may have it.
+  // without a mask. The mask of a variant that does not read later keys depends on no length, so that a layer may have it.
   Mask<typename Op::Scalar> (*mask)(const Geometry&) = nullptr;
 
-  // A caller's mask, and the variant's own where it has one.
+  // The caller's mask, joined with the variant's own if it has one.
   [[nodiscard]] Mask<typename Op::Scalar> mask_with(Mask<typename Op::Scalar> callers,
                                                     const Geometry& sizes) const {
     return mask == nullptr ? callers : std::move(callers) & mask(sizes);
   }
 };
 
-// How the ops of the list are made.
+// Options of the list's ops.
 struct VariantOptions {
   Index prototypes = 16;   // per head
-  std::uint64_t seed = 1;  // of parameters that are tensors
-  Index depth = 1;         // of the layer, from 1; differential V1's lambda depends on it
+  std::uint64_t seed = 1;  // seed of parameters that are tensors
+  Index depth = 1;         // number of the layer, from 1; differential V1's lambda depends on it
 };
 
 // Sizes that every variant takes.
@@ -101,7 +101,7 @@ void fill_tensors(Op& op, std::uint64_t seed) {
   });
 }
 
-// The op after `change`.
+// The op changed by `change`.
 template <class Op, class Change>
 [[nodiscard]] Op with(Op op, Change&& change) {
   change(op);
@@ -110,8 +110,8 @@ template <class Op, class Change>
 
 }  // namespace detail
 
-// f(Variant<Op>) for every variant, with its defaults. `g` is the baseline's geometry; halves of an odd width are
-// rounded down, but to 1, and their ops refuse it.
+// Calls f(Variant<Op>) for every variant, with its defaults. `g` is the baseline's geometry. Halves
+// of an odd width are rounded down, but not below 1, and their ops refuse it.
 template <class Real, class F>
 void for_each_variant(const Geometry& g, F&& f, const VariantOptions& options = {}) {
   const auto add = [&]<class Op>(const char* name, const char* settings, const Geometry& geometry,
@@ -160,7 +160,7 @@ void for_each_variant(const Geometry& g, F&& f, const VariantOptions& options = 
       {.equal_widths = true});
 }
 
-// Their names, in the order of the list.
+// The names of all variants, in the order of the list.
 [[nodiscard]] inline std::vector<std::string> variant_names() {
   std::vector<std::string> names;
   for_each_variant<float>(kSmallSizes, [&](const auto& variant) { names.push_back(variant.name); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libheed beside the calls of C++: the same numbers, the same sentences, the same list of variants, with every instruction
-// set that the library and this processor have.
+// libheed compared with the calls of C++: the same numbers, the same sentences, the same list of
+// variants, with every instruction set that the library and this processor have.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -30,7 +30,7 @@ template <class Struct>
   return s;
 }
 
-// DLTensors, at places that stay.
+// DLTensors whose addresses do not change.
 class Tensors {
  public:
   template <class Real>
@@ -74,8 +74,8 @@ struct LearntParameters {
   }
 };
 
-// Relative to the largest number: other instruction sets add in another order, and gradients of parameters are sums over
-// all pairs.
+// Compares relative to the largest number: other instruction sets add in another order, and
+// gradients of parameters are sums over all pairs.
 template <class Real>
 void check_near(const std::vector<Real>& got, const std::vector<Real>& wanted, const char* what) {
   REQUIRE(got.size() == wanted.size());
@@ -100,7 +100,7 @@ void on_each_set(F&& f) {
   CHECK(heed_use_instructions(nullptr) == heed_ok);
 }
 
-// The sum of the products of two dense tensors' numbers; 0 where one is not there.
+// The sum of the products of two dense tensors' numbers; 0 if one is missing.
 [[nodiscard]] double product(const DLTensor* a, const DLTensor* b) {
   if (a == nullptr || b == nullptr) return 0;
   std::int64_t count = 1;
@@ -121,7 +121,7 @@ void on_each_set(F&& f) {
   return sum;
 }
 
-// `to` holds the gradients of heed_backward(). What moves moves along itself. That heed_jvp() is the transpose of
+// `to` holds the gradients of heed_backward(). Each input moves along itself. That heed_jvp() is the transpose of
 // heed_backward(), a Hessian its own, and a gradient linear in grad_out finds each tensor that is taken for another.
 template <class Real>
 void check_tangents(const heed_call& call, const heed_saved* saved, const DLTensor* out,
@@ -164,7 +164,7 @@ void check_tangents(const heed_call& call, const heed_saved* saved, const DLTens
   CHECK(near(product(to, all), slope));
 }
 
-// For every variant of the list.
+// Sizes that suit every variant of the list.
 constexpr Geometry kSizes{2, 4, 4, 2, 37, 37, 8, 8};
 
 template <class Op>
@@ -541,7 +541,7 @@ TEST_CASE("C refuses in the sentences of C++", "[c]") {
     CHECK(heed_forward(&call, &outputs, nullptr) == heed_invalid);
     CHECK(heed_last_error() == wanted);
     CHECK(wanted.find("heed::forward(sdpa): ") == 0);
-    // A call is refused without its outputs, too.
+    // A call is also refused without its outputs.
     const int status = heed_check(&call);
     CHECK((wanted.find(": out has") != std::string::npos || status == heed_invalid));
     if (status != heed_ok) CHECK(heed_last_error() == wanted);
@@ -557,7 +557,7 @@ TEST_CASE("C refuses in the sentences of C++", "[c]") {
   compare(fits, fits, fits, fits, {1, 3, 1, 3});
 }
 
-// Each list has one entry, which lies at the end of what it may read: sanitizers see who reads on.
+// Each list has one entry, which lies at the end of its memory: sanitizers notice a read behind it.
 TEST_CASE("a list of C that is longer than its call can have is not read", "[c]") {
   Tensors tensors;
   const std::vector<float> x(24, 0.5F);
@@ -655,7 +655,7 @@ TEST_CASE("each packed sequence of C has the bits of a call of its own", "[c]") 
   struct Results {
     std::vector<double> out, lse, query, key, value, strength = {0};
   };
-  // The sequences [first, first + 1), or all of them.
+  // Runs the sequences [first, first + 1), or all of them.
   const auto run = [&](Index first, bool all) {
     Tensors tensors;
     const auto last = std::size_t(all ? sequences : first + 1), from = std::size_t(first);
@@ -956,7 +956,7 @@ TEST_CASE("caches and packed sequences of C that do not fit are refused in a sen
         "heed::backward: the call has a cache, heed_forward() alone takes one; give keys and "
         "values as tensors");
   heed_saved_free(saved);
-  // What dar kept is of no use to others.
+  // Features that dar has kept are of no use to other variants.
   const std::vector<double> columns = {1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0};
   const heed_parameter projected{"projection", tensors.of_axes(columns.data(), {6, 2}), nullptr, 0};
   call.parameters = &projected;

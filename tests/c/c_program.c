@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A C program that calls heed: every variant on every instruction set that the processor has, forward and backward, against
-// central differences, plain attention in long hand and numbers by hand; and all that can be asked wrongly.
+// central differences, plain attention in plain loops and numbers by hand; and all wrong calls.
 
 #include <heed/c.h>
 
@@ -119,7 +119,7 @@ static void open_problem(struct problem* p, const char* variant) {
     make4(&p->query, kBatch, 2 * kHeads, kLen, kDim);
   }
 
-  // What the variant has, and what it begins with; the learnt ones are given.
+  // The parameters of the variant with their initial values; learnt ones are given.
   struct heed_parameter_info infos[kMostParameters];
   size_t count = kMostParameters;
   for (size_t n = 0; n < count; ++n) infos[n].size = sizeof infos[n];
@@ -172,7 +172,7 @@ static void close_problem(struct problem* p) {
   for (size_t n = 0; n < p->learnt; ++n) drop(&p->values[n]), drop(&p->gradients[n]);
 }
 
-// Does `gradient` hold the slopes of the loss in the numbers of `of`?
+// Checks that `gradient` holds the slopes of the loss in the numbers of `of`.
 static void check_slopes(struct problem* p, struct tensor* of, const struct tensor* gradient,
                          const char* name) {
   const double step = 1e-6;
@@ -279,7 +279,7 @@ static void check_first_program(void) {
   heed_saved_free(saved);
 }
 
-// Plain attention in long hand.
+// Attention in plain loops.
 struct who {
   int (*sees)(int64_t b, int64_t h, int64_t i, int64_t j);
   double (*adds)(int64_t b, int64_t h, int64_t i, int64_t j);
@@ -362,7 +362,7 @@ static int same_document(int64_t b, int64_t h, int64_t i, int64_t j) {
 static int third(int64_t b, int64_t h, int64_t i, int64_t j) {
   return (void)b, (void)i, (j + h) % 3 != 0;
 }
-// The first head sees all, so that what is found out about it holds for no other.
+// The first head sees every key, so that conclusions from it hold for no other head.
 static int by_function(int64_t b, int64_t h, int64_t i, int64_t j) {
   return b + h == 0 || (i * 3 + j + b + 2 * h) % 4 != 0;
 }
@@ -446,7 +446,7 @@ static void check_masks(void) {
   mask.visible_align = heed_top_left, mask.visible_offset = 3;
   check_mask(&mask, (struct who){.sees = moved_function}, "function, moved");
 
-  // What does not fit.
+  // Calls that do not fit.
   struct tensor x, out;
   make4(&x, 2, 2, kQueries, kDim);
   make4(&out, 2, 2, kQueries, kDim);
@@ -526,7 +526,7 @@ static void check_masks(void) {
   drop(&bias), drop(&x), drop(&out), drop(&key);
 }
 
-// Rows where they lie: (batch, len, heads, dim) memory, and one head for all.
+// Rows in place: (batch, len, heads, dim) memory, and one head for all.
 static void check_strides(void) {
   struct tensor packed, dense, out, strided_out;
   make4(&packed, 2, kLen, 3, kDim);  // batch, len, heads, dim
@@ -578,7 +578,7 @@ static void check_strides(void) {
   drop(&packed), drop(&dense), drop(&out), drop(&strided_out), drop(&residual);
 }
 
-// One key: out is its value, whatever it is stored as.
+// With one key, out is its value in any type.
 static int near_pair(const float* out) {
   return fabs(out[0] - 3) < 1e-5 && fabs(out[1] + 9) < 1e-5;
 }
@@ -624,7 +624,7 @@ static void refuse(const struct heed_call* call, const struct heed_outputs* outp
   check_text(heed_last_error(), text);
 }
 
-// Whatever refuses a mask or a tensor, the sentence begins with the call and says types in words.
+// Whichever part refuses a mask or a tensor, the sentence begins with the call and gives types in words.
 static void check_messages_of_masks(const struct heed_call* right, const struct heed_outputs* to) {
   struct heed_mask mask = {.size = sizeof mask};
   struct heed_call call = *right;
@@ -663,7 +663,7 @@ static void check_messages_of_masks(const struct heed_call* right, const struct 
          "bfloat16");
   bias.dl.device.device_type = kDLVulkan;
   refuse(&call, to, "heed::forward(dar): strength is on vulkan, it must be on cpu");
-  // What no check of a call foresees.
+  // Errors that no check of a call foresees.
   const struct heed_start start = {.size = sizeof start, .prototypes = INT64_MAX};
   size_t count = 0;
   call = *right, call.variant = "prototype";

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The symbols that each of LIBRARIES shows, which NM lists with the option before its name, are those that HEADER declares.
+# Checks that each of LIBRARIES exports exactly the symbols that HEADER declares; NM lists them with
+# the option before its name.
 file(STRINGS "${HEADER}" lines REGEX "^[a-z].* \\*?heed_[a-z_]+\\(|^int heed_[a-z_]+\\(|^void heed_[a-z_]+\\(")
 set(declared "")
 foreach(line IN LISTS lines)

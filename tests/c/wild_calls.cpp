@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of C that nobody should make: right ones in which some things were changed for random others. Pointers that are not null
-// are valid, and so is the memory that a tensor claims, unless no memory could be there. A call succeeds or says in one line what
-// is wrong; it changes no input, and nothing but what it has to write.
+// Wrong calls of C: right ones with some random changes. Pointers that are not null are valid, and
+// so is the memory that a tensor claims, unless no memory could be there. A call succeeds or says
+// in one line what is wrong; it changes no input, and writes only its outputs.
 
 #include "catch.hpp"
 
@@ -22,7 +22,7 @@
 
 namespace {
 
-// A copy of exactly `size` bytes, so that sanitizers see who reads on. It has room for the size at least.
+// A copy of exactly `size` bytes, so that sanitizers notice a read behind it. It has room for the size at least.
 template <class Struct>
 class Exact {
  public:
@@ -43,7 +43,7 @@ template <class Struct>
   return s;
 }
 
-// call(struct) refuses the sizes that are not in `ends`, and those alone.
+// call(struct) refuses exactly the sizes that are not in `ends`.
 template <class Struct, class Call>
 void check_sizes(const char* name, const std::set<std::size_t>& ends, Call&& call) {
   INFO(name);
@@ -90,13 +90,13 @@ class Chance {
   std::uint64_t state_;
 };
 
-// How many wild calls; any number will do.
+// Number of wild calls; any number will do.
 constexpr std::uint64_t kCases = 1200;
 
 constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min(),
                        kHighest = std::numeric_limits<std::int64_t>::max();
 
-// Wild numbers. None asks for work or memory that a call may ask for, but no test has.
+// Wild numbers. None asks for work or memory that a call may request but a test cannot have.
 [[nodiscard]] std::int64_t wild_index(Chance& chance) {
   return chance.of<std::int64_t>({-1, 0, 1, 2, 3, 5, kLowest, kLowest + 1, kHighest, kHighest - 1,
                                   kHighest / 2, -(std::int64_t{1} << 32)});
@@ -117,10 +117,10 @@ struct Tensor {
   std::array<std::int64_t, 10> shape{}, strides{};
 };
 
-// Where the numbers of a tensor lie.
+// The place of a tensor's numbers.
 enum class Place { in_memory, elsewhere, nowhere };  // nowhere: no memory could hold them
 
-// f(first byte, bytes) for each number of a tensor that lies in the memory, counted from its first byte.
+// Calls f(first byte, bytes) for each number of a tensor that lies in the memory, counted from its first byte.
 template <class F>
 Place each_number(const DLTensor& t, const unsigned char* memory, F&& f) {
   __extension__ using Wide = __int128;
@@ -156,7 +156,7 @@ Place each_number(const DLTensor& t, const unsigned char* memory, F&& f) {
   return Place::in_memory;
 }
 
-// One case: a right call of a variant, the structs and tensors around it, and what may be changed in them.
+// One case: a right call of a variant, the structs and tensors around it, and changes to them.
 class Case {
  public:
   Case(std::uint64_t seed, const std::vector<std::string>& variants)
@@ -206,7 +206,7 @@ class Case {
   Case(const Case&) = delete;
   ~Case() { heed_cache_free(cache_); }
 
-  // Runs all functions over it, of which each may see other structs than the one before.
+  // Runs all functions on it; each may see other structs than the one before.
   void run() {
     change(chance_.of({0, 0, 1, 1, 2, 5}));
     const auto shapes = sized<heed_shapes>(wild_size(sizeof(heed_shapes)));
@@ -245,7 +245,7 @@ class Case {
     run_second(saved, written);
     heed_saved_free(saved);
   }
-  // What moves does so along itself, or along something else.
+  // Inputs move along themselves, or along another tensor.
   void run_second(const heed_saved* saved, const std::vector<const DLTensor*>& written) {
     auto along = sized<heed_tangents>(wild_size(sizeof(heed_tangents)));
     along.query = call.query;
@@ -306,7 +306,7 @@ class Case {
     return start_->get();
   }
 
-  // In an array of structs of some size.
+  // Calls heed_describe() with an array of structs of some size.
   void describe() {
     std::size_t room = chance_.below(8), size = wild_size(sizeof(heed_parameter_info));
     const std::size_t step =
@@ -332,7 +332,7 @@ class Case {
     return call_->get();
   }
 
-  // What the variant needs and some of what it may have.
+  // Required parameters of the variant, and some optional ones.
   void list_parameters() {
     std::size_t count = 24;
     std::vector<heed_parameter_info> infos(count, sized<heed_parameter_info>());
@@ -428,12 +428,12 @@ class Case {
       call.key = call.value = nullptr;
       call.cache = cache_;
     } else {
-      caches_ = {cache_, cache_};  // which do not fit
+      caches_ = {cache_, cache_};  // caches that do not fit
       packed.caches = caches_.data(), packed.cache_count = chance_.below(3);
     }
   }
 
-  // Changes so many things.
+  // Makes `count` changes.
   void change(int count) {
     for (; count > 0; --count) switch (chance_.below(9)) {
         case 0: change_size(); break;
@@ -485,7 +485,7 @@ class Case {
       if (!chance_.one_in(4)) return;
       if (chance_.one_in(3)) list = nullptr;
       count = list == nullptr ? wild_count() : chance_.below(count + 1);
-      // More than any call takes: nothing of such a list may be read.
+      // A count beyond any call's: such a list must not be read.
       if (chance_.one_in(6))
         count = chance_.of<std::size_t>(
             {4097, std::size_t{1} << 40, ~std::size_t{0} / 2 + 1, ~std::size_t{0}});
@@ -580,7 +580,7 @@ class Case {
       t = before;
   }
 
-  // What the parameters of the call and its other tensors read.
+  // The tensors of the call's parameters.
   [[nodiscard]] std::vector<const DLTensor*> parameters_read() const {
     std::vector<const DLTensor*> read;
     for (std::size_t n = 0; n < call.parameter_count && call.parameters != nullptr; ++n)
@@ -595,7 +595,7 @@ class Case {
     return read;
   }
 
-  // How many of these tensors' numbers each byte belongs to.
+  // For each byte the number of these tensors' numbers to which it belongs.
   [[nodiscard]] std::vector<int> owners(const std::vector<const DLTensor*>& tensors) const {
     std::vector<int> counts(kBytes);
     for (const DLTensor* t : tensors)
@@ -606,8 +606,8 @@ class Case {
     return counts;
   }
 
-  // f() succeeds or says why not. It changes none of the tensors that it reads and nothing but those that it writes, which
-  // overlap each other nowhere if it succeeds.
+  // f() succeeds or reports an error. It changes none of the tensors that it reads and nothing but
+  // those that it writes, which do not overlap each other if it succeeds.
   template <class F>
   void checked(const char* door, const std::vector<const DLTensor*>& written,
                const std::vector<const DLTensor*>& read, F&& f) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Hessian-vector products cost beside backward.
+// The cost of Hessian-vector products beside backward.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_jvp and check_op pass ops whose forward mode is right, and find what is wrong in a derivative that jvp() alone reads.
+// check_jvp and check_op pass ops whose forward mode is right, and find the fault in a derivative that only jvp() reads.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -30,7 +30,7 @@ struct Turned {
   }
 };
 
-// Turns both sides; its formula over numbers that move forgets the learnt angle where `wrong` says so.
+// A transform of both sides; with `wrong` its formula over numbers with tangents ignores the learnt angle.
 template <class T>
 struct Angle : PlainTransform {
   Param<T> angle = T(0.3);

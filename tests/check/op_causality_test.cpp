@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_causality() passes causal ops and tells which tensor brings a later token to an earlier output: numbers of tokens,
-// too.
+// check_causality() passes causal ops, and names the tensor, numbers of tokens among them, that
+// carries a later token to an earlier output.
 
 #include "catch.hpp"
 #include "forgetting_score.hpp"
@@ -47,7 +47,7 @@ using Reads = Attention<double, OwnScore<Boosted, double>, Damped<double>, Ident
   return names;
 }
 
-// Every tensor has an effect, and none reaches an earlier output.
+// Every tensor has an effect, and none changes an earlier output.
 template <class Op>
 void check_causal(const Op& op, const std::vector<std::string>& names) {
   const OpCausalityReport report = check_causality(op);
@@ -69,7 +69,7 @@ TEST_CASE("Causal ops pass check_causality with every tensor that they read", "[
   check_causal(OwnAttention<Forgetting, float>{}, {"query", "key", "value", "key_inputs"});
   check_causal(Reads{}, {"query", "key", "value", "query_inputs", "key_inputs"});
 
-  // One whose rows take steps, of which each row's share is an output, too.
+  // An op whose rows take steps; the share of each row is an output, too.
   const Geometry g{2, 4, 4, 2, 11, 11, 6, 6};
   check_causal(moving_dialectical<double>(g, {.halting = Halting::adaptive}),
                {"query", "key", "value"});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_op finds what is wrong at one shape alone, in a bias gradient alone and in an extra input alone; and it says
-// what ran, and what did not.
+// check_op finds a fault at a single shape, in a bias gradient alone and in an extra input alone;
+// and its report says what ran, and what did not.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -24,7 +24,7 @@ using heed_test::message_of;
 
 enum class Fault { none, one_query, rectangular, widths, extra, extra_at_zero };
 
-// out = mixed; wrong where its fault says.
+// out = mixed, with the given fault.
 template <class T>
 struct Through : PlainReadout {
   static constexpr bool saves_mixed = true;
@@ -90,7 +90,7 @@ struct ByExtra : PlainReadout {
   }
 };
 
-// Nothing but the distance: of query and key no gradient is left that could be wrong.
+// A score of the distance alone: query and key have no gradient that could be wrong.
 template <class T>
 struct Distances {
   template <class S>
@@ -98,7 +98,7 @@ struct Distances {
     return S(-0.1 * distance(pair));
   }
 };
-// A softmax; `error` times its gradient is too much.
+// A softmax whose gradient is wrong by the factor 1 + `error`.
 template <class T>
 struct RowSoftmax : PlainRows {
   double error = 0;
@@ -133,7 +133,7 @@ struct Columns : Through<T> {
   }
 };
 
-// Its long hand, and that of a softmax, for plain numbers alone: jvp() takes neither.
+// A readout and a softmax with references for plain numbers alone: jvp() takes neither.
 template <class T>
 struct NumbersThrough : Through<T> {
   template <class S>
@@ -164,7 +164,7 @@ template <template <class> class Readout>
 [[nodiscard]] bool holds(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
-// Fails, and in no case whose name does not hold `part`.
+// The check fails, and only in cases whose name holds `part`.
 void check_fails_only_in(const OpReport& report, const char* part) {
   INFO(report.text());
   CHECK_FALSE(report.passed());
@@ -175,7 +175,7 @@ void check_fails_only_in(const OpReport& report, const char* part) {
   }
 }
 
-// Fails in the gradients of one tensor alone, and so in the transpose of forward mode along it.
+// The check fails in the gradients of one tensor alone, and therefore in the transpose of forward mode along it.
 void check_fails_only_along(const OpReport& report, const std::string& tensor) {
   INFO(report.text());
   CHECK(failed(report).size() >= 2);

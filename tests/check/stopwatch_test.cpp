@@ -32,7 +32,7 @@ TEST_CASE(
 }
 
 TEST_CASE("the peak is that of more than one multiply-add at a time") {
-  // A scalar unit of the slowest machine in sight reaches 0.1 Gflop/s; nothing reaches 1 Pflop/s.
+  // A scalar unit of the slowest known machine reaches 0.1 Gflop/s; nothing reaches 1 Pflop/s.
   for (const int threads : {1, 2}) {
     CHECK(peak_flops<float>(threads) > 1e8);
     CHECK(peak_flops<double>(threads) > 1e8);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Fast results against the slow twin, by the rules of tolerances.hpp.
+// Fast results against the reference, by the rules of tolerances.hpp.
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"
@@ -40,8 +40,8 @@ void note_rows(Distance& distance, const std::vector<T>& fast, const std::vector
   return error;
 }
 
-// Against the naive loop in float: the largest error of each. `size` is what the rule multiplies; where the naive
-// loop's own error does not suffice, `nearby_error()` says what it is for inputs close by.
+// Compares the largest error with that of the naive loop in float. `size` is the factor in the rule; if the naive loop's
+// own error does not suffice, `nearby_error()` gives its error for inputs close by.
 template <class Nearby>
 void check_beside_naive(const std::vector<double>& fast, const std::vector<double>& naive,
                         const std::vector<double>& exact, const char* what,
@@ -88,7 +88,7 @@ template <class T>
   return largest_row(call.grad_out) * largest_row(call.value) * std::sqrt(rows * keys);
 }
 
-// What forward is held against. Needs twin, and in float naive.
+// The results with which forward is compared. Needs twin, and in float naive.
 struct Twins {
   Twin exact, naive;
 };
@@ -114,7 +114,7 @@ void check_lse(const Runner<T>& runner, const Call<T>& call, const Outcome<T>& r
   CHECK(lse.within());
 }
 
-// out, mixed rows and lse against the twins.
+// Compares out, mixed rows and lse with the references.
 template <class T>
 Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, const Twins& twins,
                          Layout layout = Layout::dense) {
@@ -152,7 +152,7 @@ Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call,
   return check_forward(runner, call, run_twins(runner, call), layout);
 }
 
-// With the tiles of the plan, and with small ones.
+// Runs with the tiles of the plan, and with small ones.
 template <class T>
 void check_forward_in_tiles(const Runner<T>& runner, Call<T> call) {
   const Twins twins = run_twins(runner, call);
@@ -163,9 +163,9 @@ void check_forward_in_tiles(const Runner<T>& runner, Call<T> call) {
   check_forward(runner, call, twins);
 }
 
-// The naive loop's largest error in gradient `t` over inputs that lie a rounding away from the call's. The error of
-// one draw is luck where a few pairs make nearly all of it: a converged gate at its steepest turns an ulp of a cosine
-// into hundreds of ulps of its slope, or into none.
+// The naive loop's largest error in gradient `t` over inputs that lie a rounding away from the
+// call's. The error of one draw is random if a few pairs make nearly all of it: a converged gate at
+// its steepest turns an ulp of a cosine into hundreds of ulps of its slope, or into none.
 template <class T>
 [[nodiscard]] double naive_error_nearby(const Runner<T>& runner, const Call<T>& call,
                                         std::size_t t) {
@@ -181,7 +181,7 @@ template <class T>
   return error;
 }
 
-// Every gradient against the tape. Needs backward, tape, and in float naive_tape.
+// Compares every gradient with the tape. Needs backward, tape, and in float naive_tape.
 template <class T>
 Named check_backward(const Runner<T>& runner, const Call<T>& call, Layout layout = Layout::dense) {
   INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", "

@@ -31,7 +31,7 @@ struct Allocations {
 
 }  // namespace heed_test
 
-// Not inlined: compilers warn of free() on what they see came from operator new.
+// Not inlined: compilers warn of free() on memory that they know came from operator new.
 [[gnu::noinline]] void* operator new(std::size_t size) {
   return heed_test::Allocations::take(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
 }

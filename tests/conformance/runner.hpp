@@ -21,21 +21,21 @@ namespace heed_test {
 
 using Named = std::vector<heed::NamedTensor>;
 
-// What the slow twin says.
+// The results of the reference.
 struct Twin {
   std::vector<double> out, mixed;
   std::vector<std::vector<double>> lse;
   std::vector<double> s_row,
-      weighted_abs_value;  // of forward's tolerance; s_row covers the scores too
+      weighted_abs_value;  // for forward's tolerance; s_row covers the scores too
 };
 
-// What a test needs of a variant; the rest is not compiled.
+// The functions of a variant that a test needs; others are not compiled.
 struct Needs {
   bool backward = false;
-  bool twin = false;         // slow twin in double
-  bool naive = false;        // slow twin in T
-  bool tape = false;         // its gradients in double
-  bool naive_tape = false;   // and in T
+  bool twin = false;         // reference in double
+  bool naive = false;        // reference in T
+  bool tape = false;         // the reference's gradients in double
+  bool naive_tape = false;   // the reference's gradients in T
   bool differences = false;  // central differences
 };
 
@@ -47,8 +47,8 @@ struct Runner {
   int maps = 1;
   bool plain_rows = false;  // readout is the identity: out is the mixed rows
   bool weights_sum_to_1 = false;
-  bool lse_of_scores = true;    // false: of what the flow's last softmax saw
-  bool linear_rows = false;     // every key of a row has as much of a gradient, whatever its weight
+  bool lse_of_scores = true;    // false: lse of the flow's last softmax
+  bool linear_rows = false;     // all keys have gradients of one size, whatever their weights
   bool reads_own_rows = false;  // needs len_q = len_kv, and reads keys and values past the mask
 
   std::function<void(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::StoredView<T>&,
@@ -101,7 +101,7 @@ template <class S, class Op, class T>
                                                           call.grad_out.template dense<S>()));
 }
 
-// As heed::check_op_gradient, but for central differences alone, which compile faster.
+// As heed::check_op_gradient, but by central differences alone, which compile faster.
 template <class Op, class T>
 [[nodiscard]] heed::GradientReport run_differences(const Op& op, const Call<T>& call,
                                                    const Named& analytic, Index entries) {
@@ -193,9 +193,9 @@ template <class T, Needs needs, class Op>
   return runner;
 }
 
-// All variants that can run on `g`. The others are those, and no others, that their papers exclude (VariantTraits): an
-// odd width for halves of heads; dim_v unlike dim_qk for values of two halves, a recursion or a pull on the query;
-// len_q unlike len_kv for a gate on the own row.
+// All variants that can run on `g`. Only variants that their papers exclude are missing
+// (VariantTraits): an odd width for halves of heads; dim_v unlike dim_qk for values of two halves,
+// a recursion or a pull on the query; len_q unlike len_kv for a gate on the own row.
 template <class T, Needs needs = Needs{}>
 [[nodiscard]] std::vector<Runner<T>> runners(const Geometry& g, bool per_head = true) {
   std::vector<Runner<T>> all;
@@ -279,7 +279,7 @@ template <class T>
   return result;
 }
 
-// The gradients of inputs, bias and parameters by name. What they are written to held 7 before.
+// The gradients of inputs, bias and parameters by name. The memory for them held 7 before.
 template <class T>
 [[nodiscard]] Named backward(const Runner<T>& runner, const Call<T>& call, const Outcome<T>& result,
                              Layout layout = Layout::dense) {
@@ -330,8 +330,8 @@ template <class T>
   return geometry(2, 4, 2, len_q, len_kv, dim, dim);
 }
 
-// The largest distance between two lists of numbers as a multiple of what is allowed; infinite where one is
-// NaN and the other not, or infinities differ.
+// The largest distance between two lists of numbers as a multiple of the allowed one; infinite if
+// one is NaN and the other not, or infinities differ.
 struct Distance {
   double ratio = 0;
   double error = 0;  // largest absolute one

@@ -74,7 +74,7 @@ template <class F>
   return {along_x.real(), along_x.imag() / h, along_y.imag() / h};
 }
 
-// Calls visit(name, slopes, roundings) for every kind of number; roundings: 1 for double, more for float.
+// Calls visit(name, slopes, roundings) for every type of number; roundings: 1 for double, more for float.
 template <class F, class Visit>
 void for_each_scalar(const F& f, double x, double y, const Visit& visit) {
   visit("Dual", by_dual(f, x, y), 1.0);
@@ -94,7 +94,7 @@ template <class F>
   return double((8 * inner - outer) / (12 * h));
 }
 
-// The derivatives of f are those of its difference quotients, and its value that of f of plain numbers.
+// Compares the derivatives of f with difference quotients, and its value with that of f on plain numbers.
 template <class F>
 void require_slopes(const F& f, const std::vector<std::pair<double, double>>& points) {
   for (const auto& [x, y] : points) {
@@ -114,14 +114,14 @@ void require_slopes(const F& f, const std::vector<std::pair<double, double>>& po
   }
 }
 
-// A function of x alone, and of y, which it leaves out.
+// A function of x alone and one of y alone, as functions of both.
 template <class F>
 [[nodiscard]] auto of_one(const F& f) {
   return [f](auto x, auto) { return f(x); };
 }
 
-// Every kind of number has these slopes of f at (x, y), within 8 roundings. Dual and the complex step multiply an
-// infinite slope by a change of 0, which is NaN (autodiff/dual.hpp): they are asked where both slopes are finite.
+// Every type of number has these slopes of f at (x, y), within 8 roundings. Dual and the complex step multiply an infinite
+// slope by a change of 0, which is NaN (autodiff/dual.hpp): they are asked where both slopes are finite.
 template <class F>
 void require_at(const F& f, double x, double y, double slope_x, double slope_y) {
   const auto agrees = [](double got, double wanted, double roundings) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout of attention weights: the pattern, every variant against its slow twin and central differences,
-// layers and models.
+// Dropout of attention weights: the pattern, every variant against its reference and central
+// differences, layers and models.
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kRate = 0.3;
 
-// In double, `twin` and `differences` drop as the call does.
+// In double, the reference and the differences drop weights as the call does.
 template <class T, class Op>
 Runner<T> dropping_runner(const heed::Variant<Op>& variant) {
   const auto op = std::make_shared<Op>(variant.op);
@@ -62,7 +62,7 @@ std::vector<Runner<double>> all_dropping(const Geometry& g) {
                                  {.prototypes = 3});
   return all;
 }
-// One that streams, one that weighs whole rows with weights of both signs.
+// A streaming normaliser, and one of whole rows with weights of both signs.
 template <class T>
 std::vector<Runner<T>> two_dropping(const Geometry& g) {
   return {dropping_runner<T>(heed::Variant<heed::ScaledDot<T>>{"sdpa", "", g, {}}),
@@ -102,8 +102,8 @@ std::vector<double> joined(const Named& named) {
   return all;
 }
 
-// The weights (batch, heads, len_q, len_kv) that plain attention mixes with, which are read off values that
-// are the unit vectors.
+// The weights (batch, heads, len_q, len_kv) with which plain attention mixes values, found from
+// values that are the unit vectors.
 template <class T>
 std::vector<double> weights_of(const Geometry& shape, const heed::Options& options,
                                const heed::Mask<T>& mask = {}) {
@@ -131,7 +131,7 @@ std::vector<double> kept(const std::vector<double>& weights) {
   return all;
 }
 
-// By the formula at the head of simd/keep_bits.hpp, place by place.
+// The kept places by the formula at the head of simd/keep_bits.hpp, place by place.
 std::vector<double> kept_by_hand(const Geometry& g, double rate, std::uint64_t seed) {
   std::vector<double> all;
   for (Index b = 0; b < g.batch; ++b)
@@ -150,7 +150,7 @@ std::vector<double> kept_by_hand(const Geometry& g, double rate, std::uint64_t s
   return all;
 }
 
-// How far two patterns agree beyond chance, in standard deviations.
+// The agreement of two patterns beyond chance, in standard deviations.
 double correlation(const std::vector<double>& a, const std::vector<double>& b, std::size_t lag,
                    double rate) {
   double sum = 0;
@@ -401,7 +401,7 @@ TEST_CASE("The gradient of a GPT with attention dropout is that of its loss", "[
     auto model = small_gpt(0.4, dropout);
     nn::Context<double> c = context(true);
     CHECK(model.gradient(c, kBatch, ids(1), ids(2)) == loss_of(model, c));
-    // Along one random direction per tensor.
+    // One random direction per tensor.
     std::uint64_t stream = 500;
     model.visit(
         [&](const std::string& name, heed::Param<double>& value, heed::Param<double>& grad) {

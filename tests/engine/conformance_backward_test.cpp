@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward of every variant in double: against exact gradients of the slow twin by the tape, and against
-// central differences. tests/conformance_backward_float_test.cpp has the float side.
+// Backward of every variant in double: against exact gradients of the reference by the tape, and
+// against central differences. tests/conformance_backward_float_test.cpp has the float side.
 
 #include "conformance/backward_cases.hpp"
 #include "conformance/compare.hpp"

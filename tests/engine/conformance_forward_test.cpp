@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward of every variant against its slow twin, over shapes, layouts, scales and masks.
+// Forward of every variant against its reference, over shapes, layouts, scales and masks.
 
 #include "conformance/compare.hpp"
 

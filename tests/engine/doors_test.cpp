@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The doors: what they refuse and in which words, which memory they read in place, and what happens
-// when memory runs out.
+// Public calls: the errors and their words, the memory that they read in place, and the end of memory.
 
 #include "conformance/compare.hpp"
 #include "conformance/counting_new.hpp"
@@ -21,8 +20,8 @@ constexpr Needs kNeeds{.backward = true};
 using View = TensorView<float>;
 using ConstView = TensorView<const float>;
 
-// A valid call of scaled dot-product attention, to be spoilt: batch 2, heads 4, kv_heads 2, len_q 5, len_kv
-// 7, dim_qk 3, dim_v 6.
+// A valid call of scaled dot-product attention, to be changed: batch 2, heads 4, kv_heads 2, len_q
+// 5, len_kv 7, dim_qk 3, dim_v 6.
 struct Args {
   Call<float> call = random_call<float>(geometry(2, 4, 2, 5, 7, 3, 6), 0);
   Tensor<float> out_memory{{2, 4, 5, 6}};
@@ -442,7 +441,7 @@ TEST_CASE("backward refuses gradients and saved rows that do not fit", "[doors]"
 TEST_CASE("saved rows of one op are no good for another", "[doors]") {
   const Geometry g = geometry(1, 2, 1, 9, 9, 4, 4);
   const auto list = runners<float, kNeeds>(g);
-  // Modes of one type differ in options, of which nothing is saved.
+  // Modes of one type differ in options, which are not saved.
   const auto type_of = [](const std::string& name) {
     for (const char* type : {"dar", "ode"})
       if (name.rfind(type, 0) == 0) return std::string(type);
@@ -514,7 +513,7 @@ TEST_CASE("masks refuse to hold two of a kind and parts that make no sense", "[d
 
 namespace {
 
-// The members of std::mdspan that heed asks for.
+// The members of std::mdspan that heed uses.
 template <class T, std::size_t Rank>
 struct StubSpan {
   T* memory;
@@ -567,7 +566,7 @@ TEST_CASE("row-major Eigen matrices and maps are one head, read in place", "[doo
   Eigen::Map<Matrix, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>> every_other(
       matrix.data(), 6, 4, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(9, 2));
   check_words(message_of([&] { (void)View(every_other); }), {"inner stride is 2", "1"});
-  // Products of blocks: attention reads them where they are.
+  // Blocks of products: attention reads them in place.
   const auto out = attend(columns, columns, columns);
   const Matrix copy = columns;
   CHECK(same_bits(out, attend(copy, copy, copy)));

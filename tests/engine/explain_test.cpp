@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What explain() says is what happens.
+// The statements of explain() agree with the calls.
 
 #include "catch.hpp"
 #include "conformance/counting_new.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Rows and scales of any size, where the logits are ordinary numbers: forward and backward of ops that read the
-// dot product itself, in float against the slow twin in double.
+// dot product itself, in float against the reference in double.
 
 #include "catch.hpp"
 #include "door_case.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Memory that runs out: whichever allocation fails, the call throws std::bad_alloc, nothing is lost, and the same
-// call made again gives the same bits. Run with the address sanitizer, this also finds what leaks.
+// Memory that runs out: whichever allocation fails, the call throws std::bad_alloc, nothing is lost, and the same call made
+// again gives the same bits. Under the address sanitizer this also finds leaks.
 
 #include "conformance/counting_new.hpp"
 #include "nn_model_case.hpp"
@@ -24,7 +24,7 @@ using heed::io::SafetensorsWriter;
 namespace {
 
 // attempt() with the first allocation failing, then with the second, ... until it succeeds; check() after each
-// failure. Returns how often it failed.
+// failure. Returns the number of failures.
 long for_each_failure(
     const std::function<void()>& attempt, const std::function<void()>& check = [] {}) {
   for (long failures = 0;; ++failures) {
@@ -220,7 +220,7 @@ TEST_CASE("Models, their gradients and their optimiser give the same bits after 
       nn::LanguageModel<float> model = make();
       nn::AdamW<float> optimiser;
       double got = 0;
-      // What a layer learns in forward() is learned when a later part fails, too.
+      // A layer learns in forward() even if a later part fails.
       const bool learns = name.starts_with("prototype-art");
       (void)for_each_failure([&] { got = model.gradient(c, 2, ids, targets); },
                              [&] {

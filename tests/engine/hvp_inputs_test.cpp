@@ -20,7 +20,7 @@ using namespace heed_test;
 
 namespace {
 
-// Numbers as they are, which multiply.
+// Scores with plain numbers of tokens, which multiply.
 template <class T>
 struct Heated {
   using Features = TokenInputs<2, 1>;
@@ -33,7 +33,7 @@ struct Heated {
   }
 };
 
-// Two sums over tokens, of which none cancels in a softmax.
+// Scores with two sums over tokens, none of which cancels in a softmax.
 template <class T>
 struct Damped {
   using Features = CumulativeInputs<2, LogSigmoid>;
@@ -76,7 +76,8 @@ struct Mixture : NoSideValues {
   }
 };
 
-// All that an own score may read: turned rows, features of them, numbers of tokens, relative rows, a table of positions.
+// All numbers that an own score may read: turned rows, features of them, numbers of tokens,
+// relative rows, a table of positions.
 template <class T>
 struct Everything {
   using Transform = Rotation<T>;
@@ -102,7 +103,7 @@ struct Everything {
   }
 };
 
-// No parameter at a special place, and where `per_head` one for each head.
+// Sets parameters to ordinary values, with `per_head` one for each head.
 template <class T>
 [[nodiscard]] OwnAttention<Everything, T> everything(const Geometry& g, bool per_head) {
   OwnAttention<Everything, T> op;

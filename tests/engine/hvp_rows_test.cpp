@@ -123,7 +123,7 @@ TEST_CASE("What is hidden leaves no trace in Hessian-vector products of transfor
           "[hvp]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Geometry g{1, 2, 2, 1, 9, 40, 6, 5};
-  // Keys among those that are seen and behind them, and a query that sees nothing.
+  // Hides keys among the visible ones and behind them, and all keys of one query.
   bool seen[9 * 40];
   for (Index i = 0; i < 9; ++i)
     for (Index j = 0; j < 40; ++j) seen[i * 40 + j] = i != 3 && j != 4 && j != 17 && j < 31;

@@ -70,7 +70,7 @@ TEST_CASE("Hessian-vector products of long rows of float are symmetric", "[hvp]"
 TEST_CASE("What a mask hides leaves no trace in Hessian-vector products", "[hvp]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Geometry g{1, 2, 2, 1, 9, 40, 6, 5};
-  // Keys among those that are seen, and behind them.
+  // Hides keys among the visible ones, and behind them.
   bool seen[40];
   for (Index j = 0; j < 40; ++j) seen[j] = j != 4 && j != 17 && j < 31;
   const Mask<double> mask = boolean<double>(TensorView<const bool>(seen, {1, 1, 1, 40}));

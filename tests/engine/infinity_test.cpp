@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Visible NaN and infinity: a score of -infinity weighs nothing beside a larger one; where all scores of a row are
-// -infinity, or one is NaN or +infinity, the row is NaN; no other row has a bit changed.
+// Visible NaN and infinity: a score of -infinity has weight 0 beside a larger one; if all scores of
+// a row are -infinity, or one is NaN or +infinity, the row is NaN; no bit of another row changes.
 
 #include "conformance/compare.hpp"
 
@@ -54,7 +54,7 @@ template <class T>
            }}};
 }
 
-// f(runner, call) in double for every variant, mask and size of tile.
+// Calls f(runner, call) in double for every variant, mask and size of tile.
 template <class F>
 void for_calls(const Geometry& g, F&& f) {
   for (const MaskCase<double>& mask : masks<double>())
@@ -69,13 +69,13 @@ void for_calls(const Geometry& g, F&& f) {
       }
 }
 
-// Head h of a query of the call belongs to output head h, or to h / 2 where pairs of query heads do.
+// The output head of head h of a query: h itself, or h / 2 if pairs of query heads belong to one.
 template <class T>
 [[nodiscard]] Index readers(const Runner<T>& runner) {
   return runner.geometry.query_heads / runner.geometry.heads;
 }
 
-// Row 20 must be NaN in out, lse and the gradients of what it read, and no other row may notice.
+// Row 20 must be NaN in out, lse and the gradients of its inputs, and no other row may change.
 template <class T>
 void check_nan_row(const Runner<T>& runner, const Call<T>& call, const Call<T>& clean_call,
                    bool sees_all) {

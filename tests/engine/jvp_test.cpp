@@ -148,7 +148,7 @@ TEST_CASE("A tangent that is not given does not move", "[jvp]") {
 TEST_CASE("What a mask hides leaves no trace in tangents", "[jvp]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Geometry g{1, 2, 2, 1, 9, 40, 6, 5};
-  // Keys among those that are seen, and behind them.
+  // Hides keys among the visible ones, and behind them.
   bool seen[40];
   for (Index j = 0; j < 40; ++j) seen[j] = j != 4 && j != 17 && j < 31;
   const Mask<double> mask = boolean<double>(TensorView<const bool>(seen, {1, 1, 1, 40}));
@@ -168,7 +168,7 @@ TEST_CASE("What a mask hides leaves no trace in tangents", "[jvp]") {
         }
       CHECK(run_jvp(spoilt_call, spoilt, saved) == clean);
     }
-    // One query of NaN spoils its own row.
+    // One query of NaN makes its own row NaN, and no other.
     Direction<Op> one = direction;
     one.query[0] = nan;
     const auto clean = run_jvp(call, direction, true), touched = run_jvp(call, one, true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward mode through row transforms, of which rows, learnt parameters or both move: against backward by the transpose
-// identity, and against central differences.
+// Forward mode through row transforms, with tangents of rows, of learnt parameters or of both:
+// against backward by the transpose identity, and against central differences.
 
 #include "direction.hpp"
 #include "turned_scores.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Key features that a cache keeps: the bits of calls that compute them anew, whatever happens to the cache between calls.
+// Key features that a cache keeps give the bits of calls that compute them again, whatever happens
+// to the cache between calls.
 
 #include "conformance/compare.hpp"
 #include "message_of.hpp"
@@ -19,8 +20,8 @@ namespace {
 constexpr Needs kNeeds{};
 constexpr Index kPage = heed::kPanelLanes<float>;
 
-// Runs forward() twice for the last `queries` tokens of a cache of (2, 2, len, dim): on what the cache keeps, and on its
-// keys and values alone.
+// Runs forward() twice for the last `queries` tokens of a cache of (2, 2, len, dim): with the
+// cache's features, and with its keys and values alone.
 template <class Run, class Stored, class T>
 void check_same(const Run& run, heed::KvCache<Stored>& cache, const Call<T>& call, Index queries) {
   const heed::Options options{.threads = queries % 2 == 0 ? 3 : 1, .key_tile = 1};
@@ -42,8 +43,8 @@ void append(heed::KvCache<Stored>& cache, const Call<T>& call, Index count) {
   cache.append(tokens_of(call.key, cache.len(), count), tokens_of(call.value, cache.len(), count));
 }
 
-// A sequence that grows over several pages, by prompts and single tokens, and is cut twice: what follows differs from
-// what was there.
+// A sequence that grows over several pages, by prompts and single tokens, and is cut twice; the
+// tokens that follow differ from those cut off.
 template <class Stored, class Run, class T>
 void check_sequence(const Run& run, const Call<T>& call, const Call<T>& other) {
   const Shape &k = call.key.shape(), &v = call.value.shape();
@@ -62,7 +63,7 @@ void check_sequence(const Run& run, const Call<T>& call, const Call<T>& other) {
   heed::KvCache<Stored> moved(std::move(cache));
   append(moved, other, 1);
   check_same(run, moved, other, 1);
-  append(cache, other, 4);  // what was moved from is as new
+  append(cache, other, 4);  // a moved-from cache is as new
   check_same(run, cache, other, 1);
 }
 
@@ -79,7 +80,7 @@ void check_op(const Op& op, const Geometry& g = geometry(2, 4, 2, 90, 90, 8, 8))
   check_sequence<Stored>(runner_of(op), random_call<T>(g, 0), random_call<T>(g, 0, 2));
 }
 
-// Counts the rows that its feature is asked for, a vector of them at a time.
+// Counts the rows for which its feature is computed, a vector of them at a time.
 struct CountedNorm {
   static inline std::atomic<int> asked{0};
   template <class S, class Row>
@@ -101,7 +102,7 @@ struct Counted {
   }
 };
 
-// Features that depend on a member of theirs: nobody has promised to name it.
+// Features that depend on a member of theirs, which no promise covers.
 struct ScaledNorms : heed::SquaredKeyNorms {
   double factor = 2;
   template <class Row, class S>
@@ -193,7 +194,7 @@ TEST_CASE("a feature of a key is asked for once", "[key_features]") {
   CountedNorm::asked = 0;
   append(decoder.cache, decoder.call, 1);
   decoder.decode();
-  CHECK(CountedNorm::asked == 1 + 4);  // of two batches and two heads
+  CHECK(CountedNorm::asked == 1 + 4);  // four: two batches and two heads
   decoder.cache.forget_features();
   CHECK(decoder.cache.key_features().bytes() == 0);
   decoder.decode();
@@ -260,7 +261,7 @@ TEST_CASE("features of another op, of other numbers, heads or keys are refused",
             "are of keys (batch, kv_heads, len, dim_qk) with batch 2, kv_heads 2 and dim_qk 8, "
             "these have 2, 2 and 6" +
             end);
-  // A refusal changes nothing, and what is learnt does not matter.
+  // A refusal changes nothing, and learnt numbers do not matter.
   CHECK(cache.key_features().len() == 40);
   dar.score.strength = {0.1F, 0.2F, 0.3F, 0.4F};
   check_same(runner_of(dar), cache, decoder.call, 1);
@@ -285,7 +286,7 @@ TEST_CASE("features of another op, of other numbers, heads or keys are refused",
                         {}, out.view());
         }) == begin + "are of 4 heads, the call has 2" + end);
 
-  // What is learnt and changes rows of keys is named, whether keys then differ by head or not.
+  // Learnt parameters that change rows of keys are named, whether keys then differ by head or not.
   heed::OwnAttention<Turned, float> turned;
   Decoder turns(turned);
   turns.decode();

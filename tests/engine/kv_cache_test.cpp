@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from a paged cache: pages equal one piece bit by bit, and steps equal the whole.
+// Decoding from a paged cache: memory in pages gives the bits of memory in one piece, and steps equal the whole call.
 
 #include "conformance/compare.hpp"
 // Sanitizers end the program in their own operator new, where it should throw.
@@ -68,8 +68,8 @@ TEMPLATE_TEST_CASE("prefill in chunks and single steps equal the whole", "[kv_ca
   using T = TestType;
   const Index len = 2 * kPage<T> + 9;
   for (const Runner<T>& runner : all_runners<T, kNeeds>(geometry(2, 4, 2, len, len, 8, 8))) {
-    // Its gate reads keys and values at the queries' own positions, of which a chunk has no view; a
-    // batch that halts together looks ahead.
+    // The gate of these ops reads keys and values at the queries' own positions, of which a chunk
+    // has no view; a batch that halts together looks ahead.
     if (runner.reads_own_rows || runner.name == "dialectical-batch") continue;
     INFO(runner.name);
     const Call<T> call = random_call<T>(runner.geometry, runner.extra_dim);
@@ -159,7 +159,7 @@ TEST_CASE("an int8 cache errs by no more than its header says", "[kv_cache]") {
   const heed::ScaledDot<float> op;
   heed::forward(op, {query.view(), key.view(), value.view()}, {}, exact.view());
   heed::forward(op, {query.view(), keys, values}, {}, out.view());
-  double share = 0;  // of what is allowed
+  double share = 0;  // largest fraction of the allowed error
   for (Index b = 0; b < 2; ++b)
     for (Index h = 0; h < 4; ++h) {
       double size = 0, logit = 0, value_step = 0;
@@ -275,7 +275,7 @@ TEST_CASE("a cache and the doors say what does not fit", "[kv_cache]") {
   CHECK(message([&] { cache.truncate(4); }) ==
         "KvCache::truncate: len is 4, the cache holds 3 tokens");
 
-  // Backward writes gradients in one piece, and reads so.
+  // backward() refuses keys and values in pages.
   const heed::ScaledDot<float> op;
   Tensor<float> out({1, 2, 3, 4});
   heed::Saved<float> saved;
@@ -345,7 +345,8 @@ TEST_CASE("a mask that has the last queries at the first keys is refused", "[kv_
     const auto& mask = at_first_keys.first;
     const auto& parts = at_first_keys.second;
     CHECK(decode(mask) == refusal(parts));
-    // As many queries as keys stand where either says, and so do those of tensors that are no cache.
+    // Such a mask is accepted with as many queries as keys, and where the call does not say that
+    // its queries are at the end.
     heed::Inputs<float> in = cache.inputs(tokens.view());
     if (parts != "functions of positions")  // a BlockMask has the sizes of a call
       CHECK(said([&] { heed::forward(op, in, mask, all.view()); }).empty());
@@ -355,7 +356,7 @@ TEST_CASE("a mask that has the last queries at the first keys is refused", "[kv_
   }
   for (const auto& [mask, parts] : masks(Align::bottom_right)) CHECK(decode(mask).empty());
 
-  // An offset is obeyed, and what places no queries is none of it.
+  // An offset is obeyed; parts that place no queries have none.
   CHECK(decode(heed::alibi<float>({0.5F, 0.25F}, Align::top_left, 7)).empty());
   heed::forward(op, cache.inputs(query.view()), heed::causal<float>(Align::bottom_right),
                 out.view());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences in a pool have the bits of caches of their own, whatever they share and whoever decodes beside them.
+// Sequences in a pool have the bits of caches of their own, whatever they share and whichever sequences decode beside them.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -29,7 +29,7 @@ namespace {
 // Whole panels; long enough for the parts of pages below.
 constexpr Index kPage = std::max<Index>(32, kPanelLanes<float>);
 
-// A score that no library was built with: kv_pool.hpp brings the code of its calls along.
+// A score that no library contains: kv_pool.hpp brings the code of its calls along.
 template <class T>
 struct Closeness {
   using Features = SquaredNorms;
@@ -89,7 +89,7 @@ class Twin {
     caches[number]->truncate(len);
     tokens[number].resize(std::size_t(len));
   }
-  // counts[n] new tokens for each, and a call whose queries they are.
+  // Adds counts[n] tokens to each sequence, and makes a call with them as queries.
   void grow(const std::vector<Index>& numbers, const std::vector<Index>& counts, int threads) {
     std::vector<Index> at(1, 0), fresh;
     for (const Index count : counts) {
@@ -172,7 +172,7 @@ void live(const Op& op, const Geometry& g) {
   twin.grow({c, b, e}, {kPage - 15, 2 * kPage, 0}, 3);
   twin.truncate(c, kPage + 2);
   twin.truncate(b, 0);
-  const Index f = twin.fork(c);  // of a page that was cut, and is shared again
+  const Index f = twin.fork(c);  // c's last page was cut, and is shared again
   twin.grow({f, b, c}, {2, 4, 1}, 2);
   twin.remove(d);
   for (int n = 0; n < 3; ++n) twin.grow({b, c, e, f}, {1, 1, 1, 1}, n + 1);
@@ -186,7 +186,7 @@ void live(const Op& op, const Geometry& g) {
 TEST_CASE("sequences of a pool have the bits of caches, with every variant", "[kv_pool]") {
   const Geometry g{1, 4, 4, 2, 1, 1, 8, 8};
   for_each_variant<float>(g, [&]<class Op>(const Variant<Op>& variant) {
-    if (Op::ReadoutType::uses_own_rows) return;  // its rows are no tokens of a cache
+    if (Op::ReadoutType::uses_own_rows) return;  // its own rows are no tokens of a cache
     INFO(variant.name);
     live<float>(variant.op, variant.geometry);
   });
@@ -282,7 +282,7 @@ TEST_CASE("a pool says what does not fit, and stays as it was", "[kv_pool]") {
         "KvPool: page_rows is 7, it must be a positive multiple of " +
             std::to_string(kPanelLanes<float>));
 
-  // Gradients of caches are not to be had, and keys in two places are not read.
+  // Gradients of caches cannot be requested, and keys in two places are refused.
   std::vector<float> out(16);
   PackedInputs<float> in = pool.inputs({c, d}, view(2));
   const StoredView<float> to(out.data(), {1, 2, 2, 4});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls at the limits of what is allowed: nothing to do, numbers as large as they may be, tensors as long and as far
-// apart as they may be. Every variant, forward and backward.
+// Calls at the limits: nothing to do, the largest numbers, the longest tensors, and rows as far
+// apart as possible. Every variant, forward and backward.
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr Needs kNeeds{.backward = true};
 
-// f(runner, call) for every variant that can run on `g`.
+// Calls f(runner, call) for every variant that can run on `g`.
 template <class T, class F>
 void for_calls(const Geometry& g, F&& f) {
   for (const Runner<T>& runner : all_runners<T, kNeeds>(g)) {
@@ -50,7 +50,7 @@ TEMPLATE_TEST_CASE(
   for (const Geometry& g : empty)
     for (const int threads : {1, 3})
       for_calls<T>(g, [&](const auto& runner, auto& call) {
-        // Shared by all that is empty, so that it has numbers where the call has none.
+        // Memory for all empty tensors, so that they have addresses where the call has no numbers.
         for (const Shape& shape :
              {Shape{1, 1, 1, g.len_kv}, Shape{1, 1, g.len_q, g.len_kv},
               Shape{g.batch, 1, 1, g.len_kv}, Shape{g.batch, g.heads, g.len_q, g.len_kv}}) {
@@ -128,7 +128,7 @@ TEMPLATE_TEST_CASE(
     "weights",
     "[limits]", float, double) {
   using T = TestType;
-  // 1e30 is so much more than any logit that none is left: every visible key weighs the same.
+  // 1e30 exceeds all logits so far that none counts: every visible key has the same weight.
   for (const auto& [len_q, len_kv] : {std::pair<Index, Index>{20, 20}, {1, 20}})
     for (const bool causal : {false, true})
       for_calls<T>(geometry(2, 4, 2, len_q, len_kv, 4, 4), [&](const auto& runner, auto& call) {
@@ -150,7 +150,7 @@ TEMPLATE_TEST_CASE(
         if (runner.name != "sdpa") return;
         const Index queries = call.geometry.len_q, keys = call.geometry.len_kv;
         for (Index c = 0; c < 4; ++c) {
-          double mean = 0;  // of all keys, which the last query sees
+          double mean = 0;  // mean of all keys, which the last query sees
           for (Index j = 0; j < keys; ++j) mean += double(call.value(1, 1, j, c)) / double(keys);
           CHECK(double(up.out(1, 3, queries - 1, c)) == Approx(mean).margin(1e-6));
         }

@@ -49,13 +49,13 @@ constexpr Needs kBackward{.backward = true};
   return plain;
 }
 
-// What float adds to both, and the twin's own error.
+// The error of float in both, and the reference's own.
 [[nodiscard]] double float_error(double s, double weighted) {
   return 2 * tolerance::forward<float>(s, weighted);
 }
 
-// Roundings of bfloat16, relative to a tensor's largest gradient, that a variant's gradients are off by at most. Not
-// derived but measured, on the calls of these tests (4.5, 3.3 and at most 2.3), and doubled.
+// Largest error of a variant's gradients, in roundings of bfloat16 relative to a tensor's largest gradient. The numbers are
+// measured on the calls of these tests (4.5, 3.3 and at most 2.3), and doubled.
 [[nodiscard]] double gradient_roundings(const std::string& name) {
   if (name == "dar-converged") return 10;
   return name == "differential-v1" ? 7 : 5;
@@ -120,7 +120,7 @@ struct PlainSizes {
   }
 };
 
-// Forward of `call` in mixed precision against the twin.
+// Compares forward of `call` in mixed precision with the reference.
 void check_mixed_forward(const Runner<float>& runner, const Call<float>& call, double& largest) {
   const Twin twin = runner.twin(call);
   const Outcome<float> result = forward(runner, call);
@@ -199,7 +199,7 @@ TEST_CASE("backward of plain attention keeps its bounds in mixed precision", "[m
         REQUIRE(fast[t].values.size() == sizes.bounds[t].size());
         Distance distance;
         for (std::size_t n = 0; n < slow[t].values.size(); ++n)
-          // What float adds is a few thousandths of the bound.
+          // The error of float is a few thousandths of the bound.
           distance.note(n, fast[t].values[n], slow[t].values[n], sizes.bounds[t][n] * 1.001 + 1e-6);
         INFO(slow[t].name << ", " << describe(g) << ": " << distance.text());
         CHECK(distance.within());
@@ -338,7 +338,7 @@ TEST_CASE("mixed precision drops the weights that float drops", "[mixed]") {
     call.options = mixed(call.options);
     const Outcome<float> fast = forward(runner, call);
     const Named fast_gradients = backward(runner, call, fast);
-    // A weight that one drops and the other keeps would show as a difference of its own size.
+    // A weight that only one of them drops would show as a difference of its own size.
     const auto close = [&](const auto& a, const auto& b) {
       std::vector<double> x(a.begin(), a.end()), y(b.begin(), b.end());
       Distance distance;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One query and grouped heads, as in decoding: heads may be computed as rows of one head only where no part of
-// the op can tell the difference.
+// One query and grouped heads, as in decoding: heads may be computed as rows of one head only if no
+// part of the op can tell the difference.
 
 #include "catch.hpp"
 #include "door_case.hpp"
@@ -15,7 +15,7 @@ namespace {
 // Two groups of three heads, one query, 23 keys.
 constexpr Geometry kDecoding{2, 6, 6, 2, 1, 23, 6, 5};
 
-// Forward and backward against the slow twin and its tape, under masks that allow folding and that do not.
+// Compares forward and backward with the reference and its tape, under masks that allow folding and that do not.
 template <class Op>
 void check_decoding(const Op& op, Geometry g = kDecoding) {
   const std::vector<Index> documents_of_keys = [&] {
@@ -47,7 +47,7 @@ struct Recency {
   }
 };
 
-// Reads no place, and says so.
+// A score that reads no position, and promises it.
 template <class T>
 struct Closeness {
   using Features = SquaredNorms;
@@ -60,7 +60,7 @@ struct Closeness {
   }
 };
 
-// Inherits the word of a score that reads no place, and reads positions.
+// A score that inherits from one with the promise, and reads positions.
 template <class T>
 struct LateDot : DotScore<T> {
   static constexpr bool plain = false;
@@ -75,7 +75,7 @@ struct LateDot : DotScore<T> {
   }
 };
 
-// Reads a dot product without the norm that DAR's cosine multiplies it by.
+// A score that reads a dot product without the norm by which DAR's cosine multiplies it.
 template <class T>
 struct RawDar : DarScore<T> {
   template <class S>
@@ -90,7 +90,7 @@ struct RawDar : DarScore<T> {
   }
 };
 
-// Every second head reads its keys from the other end of the row.
+// A softmax whose every second head reads its keys from the other end of the row.
 template <class T>
 struct CrossedHalves : Softmax<T> {
   using PlaceFree = CrossedHalves;

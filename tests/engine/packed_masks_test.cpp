@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed sequences under every part of a mask, with scores and normalisers of one's own, in other layouts and formats, and
-// what is said of lengths that do not fit.
+// Packed sequences under every part of a mask, with own scores and normalisers, in other layouts
+// and formats; and errors about lengths that do not fit.
 
 #include "forgetting_score.hpp"
 #include "learnt_features.hpp"
@@ -117,7 +117,7 @@ std::vector<PackedMask<double>> masks_of(const Lengths& lengths) {
                    key_lengths<double>(seen),
                    [seen](Index n) { return key_lengths<double>({seen[std::size_t(n)]}); },
                    {}});
-  // To a function a sequence is a batch.
+  // A function gets the sequence as its batch.
   const auto by_batch = [](Index shift) {
     return visible<double>(
         [shift](auto b, auto h, auto i, auto j) { return (j + b + shift + h) % 3 != (i % 2); });
@@ -432,7 +432,7 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
         "heed::forward: packed.first_query has 1 numbers, there are 2 sequences");
   packed.first_query.clear();
 
-  // What backward() is given must be of the same sequences.
+  // backward() needs saved numbers of the same sequences.
   const auto say_backward = [&](const Saved<double>& saved, std::vector<Index> queries) {
     packed.queries = std::move(queries);
     PackedInputs<double> in = call.inputs();
@@ -460,7 +460,7 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   CHECK(say_backward(ordinary, {0, 3, 10}) ==
         "heed::backward: saved is of a call of 0 packed sequences, this one has 2");
 
-  // Documents of the second sequence alone tell the masks apart.
+  // Only the documents of the second sequence differ between the masks.
   std::vector<Index> ids(10, 1), others = ids;
   others[5] = 2;
   CHECK(say({0, 3, 10}, {}, documents<double>(ids, others)) == "nothing was thrown");
@@ -471,7 +471,7 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   CHECK(say_backward(call.saved, {0, 3, 10}) == "nothing was thrown");
   call.mask = {};
 
-  // Calls that read one sequence at a time.
+  // Calls on one sequence at a time.
   PackedInputs<double> in = call.inputs();
   packed.queries = {0, 3, 10};
   in.packed = &packed;

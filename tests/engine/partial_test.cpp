@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the keys: what they merge to, the way back, and decoding that splits the keys of few queries by itself.
+// Calls on parts of the keys: merging them, their backward pass, and decoding that splits the keys
+// of few queries by itself.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -199,7 +200,7 @@ TEST_CASE("Few queries over many keys are computed in parts, by as many threads 
       CHECK(call.lse == lse);
       CHECK(call.saved.state == state);
     }
-    // Against the twin, which reads one key after the other.
+    // Compares with the reference, which reads one key after the other.
     const auto twin = reference::forward(cast_op<double>(op), problem_of<double>(call));
     for (std::size_t n = 0; n < out.size(); ++n)
       CHECK(std::abs(double(out[n]) - twin.out[n]) < 1e-5);

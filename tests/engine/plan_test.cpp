@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and how many threads there are.
+// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and the number of threads.
 #include <heed/core/random.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/simd/instructions.hpp>
@@ -26,7 +26,7 @@ using heed::Plan;
 
 namespace {
 
-// Everything that a plan is made of.
+// Everything that determines a plan.
 struct Case {
   Geometry g;
   Options options;
@@ -46,7 +46,7 @@ template <class T>
   return choices[std::size_t(random.bits(i++) % choices.size())];
 }
 
-// `count` cases of every kind: short and long, wide and narrow, in pages, with whole rows, with tiles asked for.
+// `count` cases of every kind: short and long, wide and narrow, in pages, with whole rows, with requested tiles.
 template <class T>
 [[nodiscard]] std::vector<Case> random_cases(int count) {
   const heed::CounterRandom random(11);
@@ -229,7 +229,7 @@ TEST_CASE(
     options.threads = threads;
     const int most = heed::resolve_threads(threads);
     CHECK(heed::worker_count(options, large, 1000, 1) == most);
-    CHECK(heed::worker_count(options, small, 1000, 1) == most);  // who asks for threads gets them
+    CHECK(heed::worker_count(options, small, 1000, 1) == most);  // an explicit number counts
     CHECK(heed::worker_count(options, large, 3, 1) == std::min(most, 3));
     CHECK(heed::worker_count(options, large, 0, 1) == 1);
     for (const Index bytes : {Index(1) << 20, heed::kScratchBytes / 4, 2 * heed::kScratchBytes}) {
@@ -271,7 +271,7 @@ TEST_CASE("a forked child of a process that has used threads computes with one",
   heed::run_workers(2, [](int) {});
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // ends it where it waits for threads that it does not have
+    alarm(20);  // ends the program if it waits for threads that it does not have
     int sum = 0;
     heed::parallel_for(9, heed::resolve_threads(2), [&](Index n) { sum += int(n); });
     _exit(sum == 36 && heed::resolve_threads(0) == 1 ? 0 : 1);
@@ -283,7 +283,7 @@ TEST_CASE("a forked child of a process that has used threads computes with one",
 }
 #endif
 
-// limit(root) where these files are below the root.
+// Calls limit(root) with these files below the root.
 using Files = std::vector<std::pair<std::string, std::string>>;  // paths and what they hold
 template <class Limit>
 auto limit_with(const Files& files, Limit&& limit) {
@@ -340,12 +340,12 @@ TEST_CASE("a CPU quota is the least one of a control group and of all above it",
   CHECK(older("250000\n", "100000\n") == 3);
   CHECK(older("250000\n", "") == kNoQuota);
   CHECK(older("much\n", "100000\n") == kNoQuota);
-  // Both, of which the older one has the quota.
+  // Both versions, of which the older one has the quota.
   CHECK(quota({{group, "4:cpu:/a\n0::/\n"},
                {mount + "cpu/a/cpu.cfs_quota_us", "100000\n"},
                {mount + "cpu/a/cpu.cfs_period_us", "100000\n"}}) == 1);
 
-  // Groups above, and the mount of a container that is told its name outside.
+  // Groups above, and the mount of a container that knows only its name on the machine.
   const auto nested = [&](const std::string& name, const std::string& at_mount,
                           const std::string& above, const std::string& below) {
     return quota({{group, "0::" + name + "\n"},

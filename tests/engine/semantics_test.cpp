@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every variant promises beside being right: rows that see nothing, hidden garbage, NaN, huge
-// numbers, causality, and the laws of weights.
+// Properties of every variant beside right numbers: rows that see no key, garbage at hidden places,
+// NaN, huge numbers, causality, and the laws of weights.
 
 #include "conformance/compare.hpp"
 
@@ -17,7 +17,7 @@ constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
 template <class T>
 constexpr T kInf = std::numeric_limits<T>::infinity();
 
-// f(runner, call) for every variant, with small tiles, so that 33 tokens cross several.
+// Calls f(runner, call) for every variant, with small tiles, so that 33 tokens cross several.
 template <class T, class F>
 void for_calls(const Geometry& g, F&& f) {
   for (const Runner<T>& runner : runners<T, kNeeds>(g)) {
@@ -110,7 +110,7 @@ TEMPLATE_TEST_CASE("a row that sees no key mixes to +0, has lse -infinity and pa
           CHECK(all_positive_zero(
               std::vector<TestType>(rows.begin() + r * 4, rows.begin() + r * 4 + 4)));
       }
-      // Without gradients from rows that see something, none is left but those of a readout.
+      // Without gradients from rows that see a key, only those of a readout remain.
       Call<TestType> only = call;
       for (Index i = 0; i < 21; ++i)
         if (!blind(i)) set_token(only.grad_out, i, TestType(0));
@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("what stands at a hidden position changes no bit of outputs a
     for (const bool small : {true, false})
       for_calls<TestType>(g, [&](const auto& runner, auto& call) {
         INFO("mask " << m);
-        if (runner.reads_own_rows) return;  // its readout sees every token: next test
+        if (runner.reads_own_rows) return;  // the readout sees every token: next test
         if (!small) call.options = {.threads = 1};
         call.mask = masks[m];
         const auto clean = forward(runner, call);
@@ -262,7 +262,7 @@ TEMPLATE_TEST_CASE(
       // Later keys and values have gradients from rows that see it.
       const auto later = tokens(gradient(grads, "key"), call.key.shape(), at, at + 1);
       CHECK(std::any_of(later.begin(), later.end(), [](double v) { return std::isnan(v); }));
-      // No query of the mask's other side sees a token behind it: a NaN in a query spoils no later key.
+      // No query of the mask's other side sees a token behind it: a NaN in a query makes no later key NaN.
       if (where[0] == 'q')
         for (const Tensor<TestType>* side : {&call.key, &call.value})
           CHECK(all_finite(tokens(gradient(grads, side == &call.key ? "key" : "value"),
@@ -286,7 +286,7 @@ TEMPLATE_TEST_CASE("NaN in a visible key or value makes exactly the rows that se
       CHECK(same_bits(tokens(result.out, 0, at - 1), tokens(clean.out, 0, at - 1)));
       CHECK(same_bits(tokens(result.out, at + 2, len), tokens(clean.out, at + 2, len)));
       const Named grads = backward(runner, call, result);
-      // Queries two tokens away share no key with a spoilt row's gradient.
+      // Queries two tokens away share no key with the row whose gradient is NaN.
       CHECK(all_finite(tokens(gradient(grads, "query"), call.query.shape(), 0, at - 1)));
       CHECK(all_finite(tokens(gradient(grads, "query"), call.query.shape(), at + 2, len)));
       CHECK(all_finite(tokens(gradient(grads, "key"), call.key.shape(), 0, at - 2)));
@@ -406,7 +406,7 @@ TEMPLATE_TEST_CASE("a bias of -FLT_MAX is a number and -infinity hides", "[seman
 
 TEST_CASE("masks hide and add what their definitions say, pair by pair", "[semantics]") {
   // Written out here as boolean masks and biases, independently of the classifier that both the engine and
-  // its slow twin ask.
+  // its reference ask.
   struct Written {
     const char* name;
     heed::Mask<double> mask;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of a call (Inputs::share) together make the call: rows of queries have its bits, and what is added up over queries
-// is its sum.
+// Shares of a call (Inputs::share) together make the call: rows of queries have its bits, and sums
+// over queries add up to its sums.
 
 #include "forgetting_score.hpp"
 #include "message_of.hpp"
@@ -21,7 +21,7 @@ using namespace heed_test;
 
 namespace {
 
-// Cuts at each multiple of the step, one share without a row among them.
+// Cuts at each multiple of the step, with one share that has no row.
 std::vector<Index> cuts_of(Index len, Index step) {
   std::vector<Index> cuts{0, 0};
   for (Index at = step; at < len; at += step) cuts.push_back(at);
@@ -77,7 +77,7 @@ TEST_CASE("shares of a call of every variant have its bits", "[share]") {
   const Mask<float> lengths = causal<float>() & key_lengths<float>({150, 70});
   check_shares("dar of float", Dar<float>{}, kSelf, lengths, narrow);
   check_shares("differential of float", Differential<float>{}, kSelf, lengths, narrow);
-  // Groups of panels that straddle heads, and tiles that they part.
+  // Groups of panels that extend over several heads, and tiles that they divide.
   check_shares("narrow panels", Dar<double>{}, kSelf, causal<double>(), {.panel_vectors = 1});
 }
 
@@ -136,7 +136,7 @@ TEST_CASE("what does not fit a share is refused in one sentence", "[share]") {
                part.gradients());
     });
   };
-  // Of as many queries, but not the first.
+  // A share with as many queries that are not the first ones.
   CHECK(backward_of({step, 150 - 2 * step, 0, 0}).find("is of a share with queries from 0") !=
         std::string::npos);
   in.share = {0, 150 - step, 0, 0};

@@ -15,7 +15,7 @@ using namespace heed_test;
 
 namespace {
 
-// What one map of a head reads, by a rule that a test chooses.
+// The columns that one map of a head reads, by a rule that a test chooses.
 enum class Rule {
   neighbours,   // map m of head h reads the whole of query head h + m: talking heads
   same_twice,   // both maps read the same columns
@@ -98,7 +98,7 @@ struct InTurn : Softmax<T> {
   }
 };
 
-// Reads what a test says.
+// A row normaliser whose maps read by the test's rule.
 template <class T>
 struct Anywhere : Softmax<T> {
   Source where;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs the engine asks a score about. Every pair that the mask shows, once in each pass; and beside them, of the
-// pairs that a band or a key length hides, only those that share vectors of queries with a query that sees the key. A
-// strip that skips too much, a tile that is computed whole, and a pair that two strips compute all show.
+// The pairs for which the engine computes scores: every pair that the mask shows, once in each pass; and further pairs that
+// a band or a key length hides, only if they share a vector of queries with a query that sees the key. A strip that skips
+// too much, a tile that is computed whole, and a pair that two strips compute all show.
 
 #include "catch.hpp"
 
@@ -22,7 +22,7 @@ using namespace heed;
 
 namespace {
 
-// How often each pair (query, key) of a call of one head was asked for.
+// The number of times that each pair (query, key) of a call of one head was computed.
 struct Asked {
   Index len_q = 0, len_kv = 0;
   std::vector<int> scores, derivatives;  // [len_q][len_kv]
@@ -33,7 +33,7 @@ struct Asked {
     scores.assign(std::size_t(queries * keys), 0);
     derivatives = scores;
   }
-  // Lanes behind the last query count for nothing.
+  // Lanes behind the last query do not count.
   template <class Real>
   void count(std::vector<int>& of, Pack<Real> query, Pack<Real> key) const {
     for (int lane = 0; lane < kLanes<Real>; ++lane) {
@@ -42,7 +42,7 @@ struct Asked {
     }
   }
 };
-Asked asked;  // by calls on one thread
+Asked asked;  // filled by calls on one thread
 
 template <class Real>
 struct RecordingScore : PlainScore {
@@ -95,7 +95,7 @@ template <class Real>
   };
 }
 
-// Does the mask show key j to query i, or to another of the `width` queries that are computed with it?
+// True if the mask shows key j to query i, or to another of the `width` queries that are computed with it.
 template <class Real>
 [[nodiscard]] bool computed(const BoundMask<Real>& mask, Index width, Index i, Index j) {
   const Index first = i / width * width;
@@ -119,7 +119,7 @@ void check_counts(const std::vector<int>& counts, const BoundMask<Real>& mask, I
   CHECK(wrong == 0);
 }
 
-// Forward and backward with tiles and panels of several sizes.
+// Runs forward and backward with tiles and panels of several sizes.
 template <class Op>
 void check_op(const Op& op) {
   using Real = typename Op::Scalar;
@@ -146,7 +146,7 @@ void check_op(const Op& op) {
   }
 }
 
-// A boolean mask that hides the same pairs: nothing of a tile is skipped.
+// A boolean mask that hides the same pairs: no part of a tile is skipped.
 template <class Op>
 void check_against_boolean(const Op& op) {
   using Real = typename Op::Scalar;

@@ -61,7 +61,7 @@ struct Int8Rows {
   }
 };
 
-// A call on 16-bit numbers, and one on what they are as floats.
+// A call on 16-bit numbers, and one on the same numbers as floats.
 template <class Narrow>
 struct TwoCalls {
   Call<float> wide;
@@ -127,7 +127,7 @@ TEMPLATE_TEST_CASE("a call on 16-bit tensors has the bits of one on widened copi
           CHECK(same_bits(out.dense(), copy_as<Narrow>(wide.out).dense()));
           CHECK(same_bits(saved.lse, wide.saved.lse));
 
-          // Backward of the float call is given what forward has rounded.
+          // Backward of the float call gets the rounded results of forward.
           const Outcome<float> rounded{copy_as<float>(out), wide.saved};
           const Named wanted = backward(runner, calls.wide, rounded);
           Tensor<Narrow> grads[] = {Tensor<Narrow>(calls.query.shape(), Layout::padded),

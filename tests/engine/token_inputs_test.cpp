@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of tokens that scores read, and their sums over tokens: against plain loops and the slow twin.
+// Numbers of tokens that scores read, and their sums over tokens: against plain loops and the reference.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -40,8 +40,8 @@ struct Tempered {
   }
 };
 
-// Scores that read a number of a token more than they declare: as pair.key[1], in features, in their derivative, without
-// declaring any, and in features of a score that is written by hand.
+// Scores that read more numbers of a token than they declare: as pair.key[1], in features, in their
+// derivative, without declaring any, and in features of a handwritten score.
 template <class Real>
 struct SecondBoost {
   using Features = TokenInputs<0, 1>;
@@ -116,7 +116,7 @@ struct Forgetting {
   }
 };
 
-// Features of one's own: the square of a number of the key.
+// Own features: the square of a number of the key.
 struct Squares : TokenInputs<0, 1> {
   template <class Row, class S>
   void key_features_of(const Row& row, S* f) const {
@@ -136,7 +136,7 @@ struct Squared {
   }
 };
 
-// Reads sums so that those of queries do not cancel in a softmax, and two of them.
+// A score that reads two sums, of which those of queries do not cancel in a softmax.
 template <class Real>
 struct Damped {
   using Features = CumulativeInputs<2>;
@@ -147,7 +147,7 @@ struct Damped {
   }
 };
 
-// Heads and positions are all the same to it.
+// A score that promises to depend on no head and position.
 template <class Real>
 struct Boosted {
   using Features = TokenInputs<0, 1>;
@@ -262,7 +262,7 @@ TEST_CASE("Gradients of numbers of tokens have the same bits for any number of t
 }
 
 TEST_CASE("A decoded token reads the numbers of all tokens", "[token_inputs]") {
-  // Enough keys for several parts of them, which may be visited side by side.
+  // Enough keys for several parts, which may be visited side by side.
   const auto check_decoding = [](auto op, Index len) {
     const Geometry g{1, 4, 4, 2, len, len, 8, 8};
     OpCall call(op, g, causal<double>(), {.threads = 3});
@@ -284,7 +284,7 @@ TEST_CASE("A decoded token reads the numbers of all tokens", "[token_inputs]") {
           largest = std::max(largest, std::abs(out[std::size_t(h * 8 + c)] -
                                                call.out[std::size_t((h * len + len - 1) * 8 + c)]));
       CHECK(largest < 1e-12);
-      // The cache keeps nothing of them.
+      // The cache keeps no numbers of tokens.
       std::reverse(call.key_inputs.begin(), call.key_inputs.end());
       call.forward();
       INFO("call " << again);
@@ -312,7 +312,7 @@ TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
   const Geometry g{1, 2, 2, 1, 50, 61, 4, 4};
   std::vector<Index> of_keys(61, 0);
   std::vector<bool> hidden(61, false);
-  for (std::size_t j = 3; j < 61; j += 7) {  // a document that no query is of
+  for (std::size_t j = 3; j < 61; j += 7) {  // a document without queries
     of_keys[j] = 1;
     hidden[j] = true;
   }
@@ -327,7 +327,7 @@ TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
   check_trace(OpCall<Own<Tempered, double>>({}, g, mask));
   check_trace(OpCall<Own<Squared, double>>({}, g, mask));
 
-  // Sums reach no token in front of theirs.
+  // A NaN changes no sum before its token.
   OpCall<Own<Forgetting, double>> sums({}, {1, 2, 2, 1, 30, 61, 4, 4, 31},
                                        key_lengths<double>({25}));
   sums.mask = sums.mask & window<double>(40, 0);
@@ -337,7 +337,7 @@ TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
   sums.options.key_tile = 1;
   sums.forward();
   sums.backward();
-  // The last query's own token is the one of the NaN.
+  // The last query's own token holds the NaN.
   for (std::size_t n = 0; n < 29 * 4; ++n) CHECK(std::abs(sums.out[n] - plain[n]) < 1e-12);
   CHECK(std::isnan(sums.out[29 * 4]));
 }

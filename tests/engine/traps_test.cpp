@@ -38,7 +38,7 @@ template <class T>
   return std::all_of(x.begin(), x.end(), [](double v) { return std::isfinite(v); });
 }
 
-// One variant by itself, its parameters as they are.
+// One variant alone, with its parameters unchanged.
 template <class Op>
 [[nodiscard]] Tensor<typename Op::Scalar> run(const Op& op, const Call<typename Op::Scalar>& call) {
   using T = typename Op::Scalar;
@@ -134,7 +134,7 @@ TEST_CASE("a huge hidden key does not take the maximum's place", "[traps]") {
        }()))}};
   for (const Hiding& hiding : hidings)
     for_calls(geometry(1, 2, 1, 33, 33, 4, 4), [&](const auto& runner, auto& call) {
-      if (runner.reads_own_rows) return;  // its gate sees the key
+      if (runner.reads_own_rows) return;  // a gate sees the key
       INFO("mask: " << hiding.name);
       call.mask = hiding.mask;
       const auto clean = forward(runner, call);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which order backward visits heads, and in which it adds what they give to the parameters.
+// The order in which backward visits heads, and the order in which it adds their terms to the parameters.
 
 #include "catch.hpp"
 

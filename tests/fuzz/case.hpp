@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One case, a function of its seed: an op, sizes, a mask of several parts, numbers, options, and what must have no
-// effect: NaN, infinities and huge numbers at places that the mask hides.
+// One case, a function of its seed: an op, sizes, a mask of several parts, numbers, options, and
+// numbers that must have no effect: NaN, infinities and huge numbers at places that the mask hides.
 
 #include "fuzz/op.hpp"
 
@@ -21,7 +21,7 @@ struct Case {
   std::vector<double> grad_out;  // (batch, heads, len_q, dim_v)
   heed::Options options;
   bool in_float = false;
-  int more_threads = 0;          // a second run with so many must give the same bits; 0: none
+  int more_threads = 0;          // a second run on so many threads must give the same bits; 0: none
   bool visible_garbage = false;  // NaN or infinity at visible places: forward only
   bool packed = false;           // query, key, value in one projection's memory
   bool wants[5] = {true, true, true, true, true};  // gradients of query, key, value, extra, bias
@@ -40,7 +40,7 @@ inline Index draw_length(Draw& draw) {
   return which < 0.96 ? draw.between(15, 40) : draw.between(41, 140);
 }
 
-// At most so many multiplications of a pass of plain attention.
+// Most multiplications of a pass of plain attention.
 inline constexpr Index kBudget = 40000;
 
 inline Sizes draw_sizes(Draw& draw, Index cost) {
@@ -102,7 +102,7 @@ inline PlainFunction draw_function(Draw& draw, const Sizes& s) {
   return f;
 }
 
-// From numbers of their own, and of a stream that leaves the cases of tests/FAULTS.md without a function.
+// Draws functions from a stream of their own, so that the cases of tests/FAULTS.md without a function stay the same.
 inline void draw_functions(PlainMask& mask, const Sizes& s, std::uint64_t seed) {
   Draw draw(seed, 14);
   for (double chance = 0.2; draw.chance(chance); chance = 0.35)
@@ -110,7 +110,7 @@ inline void draw_functions(PlainMask& mask, const Sizes& s, std::uint64_t seed) 
   mask.united = draw.chance(0.3);
 }
 
-// From streams of their own, too.
+// Draws the offset of slopes, also from a stream of its own.
 inline void draw_slopes_offset(PlainMask& mask, std::uint64_t seed) {
   Draw draw(seed, 16);
   if (draw.chance(0.3)) mask.slopes_offset = draw.between(-4, 4);
@@ -167,7 +167,7 @@ inline double draw_garbage(Draw& draw) {
   return draw.pick({kNaN, kInf, -kInf, 3e38, -3e38, 1e30, -1e30});
 }
 
-// Which rows of a tensor meet no visible pair.
+// Rows of a tensor that meet no visible pair.
 inline std::vector<char> blind_queries(const Plain<double>& p) {
   const Sizes& s = p.sizes;
   std::vector<char> blind(std::size_t(s.rows()), 1);
@@ -189,7 +189,7 @@ inline std::vector<char> unseen_keys(const Plain<double>& p) {
             unseen[std::size_t((b * s.kv_heads + s.kv_of(h)) * s.len_kv + j)] = 0;
   return unseen;
 }
-// Which numbers of the bias are read for no visible pair.
+// Numbers of the bias that no visible pair reads.
 inline std::vector<char> unread_bias(const Plain<double>& p) {
   const Sizes& s = p.sizes;
   std::vector<char> unread(p.bias.numbers.size(), 1);
@@ -213,7 +213,7 @@ inline void hide_garbage(Draw& draw, Case& c) {
   Plain<double>& p = c.plain;
   const Sizes& s = p.sizes;
   if (p.bias.given()) {
-    // Read by pairs that another part of the mask hides.
+    // These numbers are read by pairs that another part of the mask hides.
     const std::vector<double> before = p.bias.numbers;
     p.bias.numbers.assign(before.size(), 0.0);
     const std::vector<char> unread = unread_bias(p);

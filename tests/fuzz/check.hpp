@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One case, run and held against the slow twin, the plain loops, and what no number may touch:
+// Runs one case, and compares it with the reference, with plain loops, and with memory that must not change:
 //
-//   out, lse, reports   the plain loops in double; out also the slow twin
-//   gradients           entry by entry the slow twin's tape; and along one random direction of all tensors at once
-//                       the plain loops
+//   out, lse, reports   the plain loops in double; out also the reference
+//   gradients           entry by entry the reference's tape; and along one random direction of all
+//                       tensors at once the plain loops
 //   bits                the same for two and three threads
-//   canaries            around every output as they were
-//   zeros               gradients of what no visible pair reads
+//   canaries            around every output unchanged
+//   zeros               gradients of numbers that no visible pair reads
 //
 // In mixed precision rows before the readout, lse and the gradients of plain attention keep the bounds of
 // engine/mixed_bounds.hpp, and other gradients are those of float within some roundings.
 //
-// Allowances are those of tests/tolerances.hpp. Where a choice (winner, halt) is about to tip, numbers are not
-// compared; where a slope jumps nearby, gradients are not.
+// Allowances are those of tests/tolerances.hpp. If a choice (winner, halt) is about to change,
+// numbers are not compared; if a slope jumps nearby, gradients are not.
 
 #include "fuzz/mixed.hpp"
 #include "fuzz/run.hpp"
@@ -24,7 +24,7 @@
 
 namespace fuzz {
 
-// What went wrong; empty: nothing.
+// The fault; empty if there is none.
 struct Verdict {
   std::string fault;
   bool compared = true;
@@ -32,7 +32,7 @@ struct Verdict {
 
 namespace detail {
 
-// The entry that is furthest beyond what it is allowed; NaN must meet NaN, infinity the same infinity.
+// The entry that exceeds its allowed error most; NaN must meet NaN, infinity the same infinity.
 template <class Allowed>
 std::string compare(const std::string& what, const std::vector<double>& got,
                     const std::vector<double>& wanted, const char* whose, Allowed&& allowed) {
@@ -149,7 +149,7 @@ class Checker {
     check_mixed_gradients();
     return verdict_;
   }
-  // Of the scores of a row at most.
+  // Largest error of the scores of a row.
   [[nodiscard]] double score_error(std::size_t row) const {
     constexpr double dot = heed::kMixedDotError;
     const AnyOp& op = *c_.op;
@@ -181,7 +181,7 @@ class Checker {
               return bound + room + (terms > 0 ? 1e-37 : 0);
             });
   }
-  // The largest value that is seen.
+  // The largest visible value.
   [[nodiscard]] double seen_value() const {
     const std::vector<char> unseen = unseen_keys(c_.plain);
     const auto dim = std::size_t(c_.plain.sizes.dim_v);
@@ -193,7 +193,7 @@ class Checker {
 
   void check_mixed_gradients() {
     const bool derived = c_.entry->name == std::string("sdpa") && c_.plain.mask.soft_cap == 0;
-    // What is measured is measured for rows of normal numbers and scores of their usual size.
+    // Measured bounds hold for rows of normal numbers and scores of their usual size.
     if (!derived && (c_.options.scale || largest(score_error_) > kUsualScoreError)) return;
     const auto bounds = derived ? MixedGradientBounds(c_, score_error_).bounds
                                 : std::array<std::vector<double>, 5>{};
@@ -215,8 +215,9 @@ class Checker {
               });
     }
   }
-  // Roundings of bfloat16, relative to the size of what a gradient adds up: the most that mixed_precision_test allows a
-  // variant. Not derived but measured; the first 2,500 cases of sdpa, dar, ode and prototype keep to a tenth of it.
+  // Largest error of a gradient in roundings of bfloat16, relative to the size of its terms: the
+  // most that mixed_precision_test allows a variant. The numbers are measured; the first 2,500
+  // cases of sdpa, dar, ode and prototype keep to a tenth of it.
   static constexpr double kGradientRoundings = 10, kUsualScoreError = 0.1;
 
   // Counts and winners are exact; a residual and a tension have the accuracy of an output.
@@ -233,7 +234,7 @@ class Checker {
               });
   }
 
-  // Beside the rule, what underflows.
+  // The allowance for underflow, added to the rule.
   [[nodiscard]] double row_room(std::size_t n) const {
     const double s = plain_.s_row[n / std::size_t(c_.plain.sizes.dim_v)], terms = plain_.terms[n];
     return c_.in_float ? heed_test::tolerance::forward<float>(s, terms) + (terms > 0 ? 1e-37 : 0)
@@ -299,8 +300,7 @@ class Checker {
     if (c_.plain.bias.given()) zero(4, unread_bias(c_.plain), 1);
   }
 
-  // Which entries of query or key lie in rows of zeros whose gradients are 1e8 times those of others, and as much
-  // further off.
+  // Entries of query or key in rows of zeros whose gradients are 1e8 times those of others, and as much less exact.
   [[nodiscard]] std::vector<char> steep_entries(std::size_t t) const {
     const Sizes& s = c_.plain.sizes;
     const std::vector<double>& x = t == 0 ? c_.plain.query : c_.plain.key;
@@ -319,14 +319,14 @@ class Checker {
     return x;
   }
 
-  // What a cosine multiplies gradients with.
+  // The factor of a cosine in gradients.
   [[nodiscard]] double steepness() const {
     return c_.op->short_rows ? 1 / std::min({plain_.shortest, shortest_row(c_.plain.query),
                                              shortest_row(c_.plain.key)})
                              : 1.0;
   }
-  // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
-  // what score and readout multiply it with.
+  // The sizes of |dout| |v| that a gradient is a sum of. Where they cancel, the rest is rounding of
+  // these, times the factors of score and readout.
   [[nodiscard]] double gradient_terms(bool input) const {
     const Sizes& s = c_.plain.sizes;
     const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
@@ -340,7 +340,7 @@ class Checker {
     return terms;
   }
 
-  // What each other entry of a gradient is allowed.
+  // The allowed error of each other entry of a gradient.
   [[nodiscard]] double gradient_room(const std::vector<double>& exact,
                                      const std::vector<double>& naive, bool input) const {
     namespace tolerance = heed_test::tolerance;
@@ -359,7 +359,7 @@ class Checker {
     return tolerance::sum_of_terms(naive_error,
                                    std::max(top, terms * std::sqrt(double(s.rows()) * keys)));
   }
-  // Of the rows of query or key that are not zero; 1 where there is none.
+  // The length of the shortest row of query or key that is not zero; 1 without such a row.
   [[nodiscard]] double shortest_row(const std::vector<double>& x) const {
     const auto dim = std::size_t(c_.plain.sizes.dim_qk);
     double least = 1;
@@ -394,7 +394,7 @@ class Checker {
     }
   }
 
-  // Moves tensor t along its direction: in what the engine's gradient says and in the plain loops.
+  // Moves tensor t along its direction: in the engine's gradient and in the plain loops.
   template <class Room>
   void add_direction(std::size_t t, const std::vector<double>& grad, const Room& room) {
     Draw draw(c_.seed * 31 + t);
@@ -445,7 +445,7 @@ class Checker {
   std::vector<std::string> names_;
   Verdict verdict_;
   Results results_;
-  std::vector<double> score_error_;  // of each row, in mixed precision
+  std::vector<double> score_error_;  // error of each row's scores in mixed precision
   PlainResult<double> plain_;
   TwinResult exact_, naive_;
   std::optional<Plain<Dual>> moved_;
@@ -454,7 +454,7 @@ class Checker {
 
 }  // namespace detail
 
-// Runs a case; what it throws is a fault, too.
+// Runs a case; an exception is a fault, too.
 inline Verdict check(const Case& c) {
   try {
     return detail::Checker(c).run();

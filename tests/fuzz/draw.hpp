@@ -21,7 +21,7 @@ class Draw : public heed::RandomSequence {
   [[nodiscard]] double normal() { return double(float(RandomSequence::normal())); }
   // A float in [low, high).
   [[nodiscard]] double number(double low, double high) { return double(float(uniform(low, high))); }
-  // In [low, high].
+  // A whole number in [low, high].
   [[nodiscard]] Index between(Index low, Index high) { return low + below(high - low + 1); }
   template <class X>
   [[nodiscard]] X pick(std::initializer_list<X> list) {

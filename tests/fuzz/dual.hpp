@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A number and its derivative along one direction, for the plain loops: by the rules of school, and nothing
-// of heed's own differentiation. |x| and sqrt(x) have derivative 0 at 0, as the ops' conventions want it.
+// A number and its derivative along one direction, for the plain loops: by school rules, without
+// heed's own differentiation. |x| and sqrt(x) have derivative 0 at 0, by the ops' conventions.
 
 #include <cmath>
 

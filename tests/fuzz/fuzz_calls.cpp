@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random calls of every op, forward and backward, against the slow twin and against plain loops that share no code
-// with heed (tests/fuzz/). A case is a function of its seed; one that fails prints the line that runs it again.
+// Random calls of every op, forward and backward, against the reference and against plain loops that share no code with
+// heed (tests/fuzz/). A case is a function of its seed; one that fails prints the line that runs it again.
 //
 //   heed_fuzz_calls                             the first 20,000 cases
 //   heed_fuzz_calls --seed 1000000 --count 5000
@@ -80,7 +80,7 @@ constexpr const char* kHelp =
   return s;
 }
 
-// The line of the case at hand, for the last words of a crash.
+// The line of the current case, for the message of a crash.
 thread_local std::string running;
 
 extern "C" void last_words(int signal) {

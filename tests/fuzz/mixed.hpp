@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How far a case in Precision::mixed may lie from exact numbers: the bounds of engine/mixed_bounds.hpp in plain loops.
+// The allowed error of a case in Precision::mixed: the bounds of engine/mixed_bounds.hpp in plain loops.
 
 #include <heed/engine/mixed_bounds.hpp>
 
@@ -16,9 +16,9 @@ namespace fuzz::detail {
 // The bounds of dQ, dK, dV and of the bias' gradient of plain attention, without a soft cap.
 class MixedGradientBounds {
  public:
-  std::array<std::vector<double>, 5> bounds;  // as in Results::inputs; none of extra
+  std::array<std::vector<double>, 5> bounds;  // as in Results::inputs; empty for extra
 
-  // score_error: of each row.
+  // score_error: one per row.
   MixedGradientBounds(const Case& c, const std::vector<double>& score_error)
       : c_(c), score_error_(score_error) {
     const Plain<double>& p = c.plain;
@@ -33,7 +33,7 @@ class MixedGradientBounds {
  private:
   struct Seen {
     Index key;
-    double weight, left;  // before dropout; what it multiplies the weight with
+    double weight, left;  // before dropout, and dropout's factor
     double a = 0;         // sum_c |v dO|, times `left`
   };
 

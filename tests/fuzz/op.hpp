@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An op of one case behind one type: how heed runs it in float and double, its slow twin, and its formula in plain
-// loops. Numbers leave as double, in (batch, heads, len, dim) order.
+// An op of one case behind one type: how heed runs it in float and double, its reference, and its
+// formula in plain loops. Numbers leave as double, in (batch, heads, len, dim) order.
 
 #include <heed/check/op_call.hpp>
 #include <heed/check/op_gradcheck.hpp>
@@ -19,7 +19,7 @@
 
 namespace fuzz {
 
-// What an op is run on.
+// The inputs of an op.
 template <class T>
 struct EngineCall {
   heed::CallViews<T> tensors;
@@ -27,7 +27,7 @@ struct EngineCall {
   heed::Options options;
   bool backward = true;
 };
-// What it returns beside the tensors; lse [map][row].
+// The results of an op beside the tensors; lse [map][row].
 struct EngineResult {
   std::vector<std::vector<double>> lse, reports, params;
   std::vector<double> mixed;  // rows before the readout, where it saves them
@@ -51,28 +51,28 @@ class AnyOp {
   virtual ~AnyOp() = default;
 
   std::string settings;
-  bool plain_rows = true;        // out is the mixed rows
-  bool reads_query = false;      // the readout does, also of rows that see nothing
+  bool plain_rows = true;        // out equals the mixed rows
+  bool reads_query = false;      // the readout reads the query, also in rows that see no key
   bool reads_own_rows = false;   // the readout reads key and value past the mask
   bool softmax_rows = false;     // a visible score of -infinity has its defined meaning
-  bool terms_known = false;      // the plain loops' terms are those of out behind the readout, too
+  bool terms_known = false;      // the plain loops' terms hold for out behind the readout, too
   bool reads_squares = false;    // the score has |q - k|^2 in it, and a parameter as its factor
   bool reads_positions = false;  // a parameter is the factor of a distance of positions
-  bool linear_rows = false;  // every key of a row has as much of a gradient, whatever its weight
-  bool short_rows = false;   // a cosine divides by the length of query and key
-  bool steep_zeros = false;  // and the gradient of a row of zeros is 1e8 times that of others
+  bool linear_rows = false;      // all keys have gradients of one size, whatever their weights
+  bool short_rows = false;       // a cosine divides by the length of query and key
+  bool steep_zeros = false;      // the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;
-  // Of Precision::mixed: by how much an error of sum_c |q_c k_c|, relative, moves a score beside its logit, at most; and
-  // by how much weights move with scores. Bounds in the ops' headers.
+  // Bounds for Precision::mixed: the largest change of a score, beside that of its logit, by a relative error of sum_c |q_c
+  // k_c|, and the change of weights with scores. The ops' headers have these bounds.
   double mixed_per_product = 0;               // times sum_c |q_c k_c|
-  double mixed_slope = 0, mixed_largest = 0;  // of the cosine, and no more than the largest
+  double mixed_slope = 0, mixed_largest = 0;  // for the cosine: slope, and limit of the change
   double mixed_flow = 1;
 
   [[nodiscard]] virtual std::vector<std::string> param_names() const = 0;
   [[nodiscard]] virtual std::vector<std::vector<double>> params() const = 0;
   [[nodiscard]] virtual EngineResult run(const EngineCall<float>& call) const = 0;
   [[nodiscard]] virtual EngineResult run(const EngineCall<double>& call) const = 0;
-  // Of float and double.
+  // The reference over float and over double.
   [[nodiscard]] virtual TwinResult twin(const heed::reference::Problem<double>& problem,
                                         const std::vector<double>& grad_out,
                                         bool in_float) const = 0;
@@ -202,13 +202,13 @@ template <class Op, class Formula>
   return p;
 }
 
-// An op drawn for sizes, which it may change to what it accepts.
+// An op drawn for sizes, which it may change to sizes that it accepts.
 struct OpEntry {
   const char* name;
-  Index cost;  // of a pair, plain attention being 1
+  Index cost;  // cost of a pair, plain attention being 1
   std::unique_ptr<AnyOp> (*draw)(Draw& draw, Sizes& sizes);
 };
-// All of them; the list is in ops.cpp.
+// All entries; the list is in ops.cpp.
 [[nodiscard]] const std::vector<OpEntry>& op_list();
 
 std::unique_ptr<AnyOp> draw_sdpa(Draw& draw, Sizes& sizes);

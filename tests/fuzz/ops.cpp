@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of ops that are drawn from.
+// The list of ops from which cases draw.
 
 #include "fuzz/op.hpp"
 

@@ -7,7 +7,7 @@
 namespace fuzz {
 namespace {
 
-// A gate is at most 1: an error of the mixed row stays what it is, or shrinks.
+// A gate is at most 1, so that an error of the mixed row does not grow.
 [[nodiscard]] std::unique_ptr<AnyOp> gated(std::unique_ptr<AnyOp> op) {
   op->terms_known = true;
   return op;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of a user's own.
+// A user's own ops.
 
 #include <heed/engine/doors.hpp>
 
@@ -33,7 +33,7 @@ std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
   OwnPartsFormula f;
   f.shares = op.normaliser.shares = draw.chance(0.4);
   auto made = make_op(op, f, f.shares ? "heads share queries" : "");
-  made->reads_query = f.shares;  // a row that its own head does not read may be another's
+  made->reads_query = f.shares;  // another head may read a row that its own head does not read
   return made;
 }
 

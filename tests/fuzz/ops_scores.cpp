@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops whose score is their own and whose rows are softmax or a flow: plain attention, DAR, the resonant ODE,
-// prototypes.
+// Ops with a score of their own, whose rows are softmax or a flow: plain attention, DAR, the resonant ODE, prototypes.
 
 #include "fuzz/op.hpp"
 #include "fuzz/plain_ops.hpp"

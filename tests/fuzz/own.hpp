@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Ops as a new user writes them: scores that read positions, distances and features of rows, a row normaliser and
-// a readout; and beside each its formula in plain loops.
+// Ops as a new user writes them: scores that read positions, distances and features of rows, a row
+// normaliser and a readout; and for each its formula in plain loops.
 
 #include <heed/plug/own_score.hpp>
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention in plain loops, from the formulas at the head of heed/mask/mask.hpp and of the ops, with nothing
-// of heed's own but its integer type:
+// Attention in plain loops, from the formulas at the head of heed/mask/mask.hpp and of the ops,
+// using only the integer type of heed:
 //
 //   for each batch b, head h, query i:
 //     seen    the keys j that every part of the mask shows
 //     score   of each map and each seen key:  formula's score - slope |p - j| + bias
-//     weight  by the formula from the row's scores, then what dropout leaves of it
+//     weight  by the formula from the row's scores, then after dropout
 //     mixed   sum of weight v_j;  out = formula's readout of it
 //
-// S is double, or Dual for the derivative along one direction. What is hidden is never read.
+// S is double, or Dual for the derivative along one direction. Hidden keys are never read.
 
 #include <heed/core/config.hpp>
 
@@ -65,7 +65,7 @@ struct PlainBand {
 // A function of positions, or a list of blocks.
 struct PlainFunction {
   enum Kind { near, modulo, values, blocks } kind = near;
-  Index number = 1;  // how near, which modulus, how many queries and keys to a block
+  Index number = 1;  // the distance, the modulus, or the queries and keys of a block
   bool bottom_right = false;
   Index offset = 0;
   std::vector<Index> numbers;  // values: [batch][len_kv]; blocks: [rows][blocks], 0 or 1
@@ -85,13 +85,13 @@ struct PlainFunction {
   }
 };
 
-// Everything of a mask but its bias.
+// All parts of a mask except its bias.
 struct PlainMask {
   std::vector<PlainBand> bands;
   std::vector<Index> key_lengths, query_documents, key_documents;
   Broadcast4<char> allowed;
   std::vector<PlainFunction> functions;
-  bool united = false;  // does one of them suffice?
+  bool united = false;  // true if one part suffices
   std::vector<double> slopes;
   bool slopes_bottom_right = false;
   Index slopes_offset = 0;
@@ -125,7 +125,7 @@ struct Plain {
   std::vector<std::vector<S>> params;  // in the order in which the op shows them; empty: not in use
   PlainMask mask;
   double scale = 1;
-  std::vector<char> kept;  // what dropout leaves of the pairs, [row][key]; empty: all
+  std::vector<char> kept;  // factors by dropout of the pairs, [row][key]; empty: all are kept
   double keep_factor = 1;
 
   [[nodiscard]] const S* q(Index b, Index h, Index i) const {
@@ -154,11 +154,11 @@ struct Plain {
   }
 };
 
-// What a row's scores become.
+// The weights of a row's scores.
 template <class S>
 struct Weights {
   std::vector<S> weight;
-  std::vector<double> terms;  // sizes of what each weight is a sum of, for the tolerance
+  std::vector<double> terms;  // sizes of the terms of each weight, for the tolerance
   std::vector<double> lse;    // per map
   std::vector<double> reports;
 };
@@ -168,14 +168,14 @@ struct PlainResult {
   std::vector<S> out;                        // (batch, heads, len_q, dim_v)
   std::vector<std::vector<double>> lse;      // per map, [row]
   std::vector<std::vector<double>> reports;  // [name][row]
-  std::vector<S> steps;  // [row], of a readout that gives them; the loss reads them, too
+  std::vector<S> steps;              // [row], if the readout gives them; the loss reads them, too
   std::vector<double> s_row, terms;  // S and sum p|v| of tests/tolerances.hpp: [row], like out
   std::vector<double> products;      // largest sum_c |q_c k_c| of a row
   std::vector<double> mixed, mixed_terms;  // out and terms before the readout
-  double to_jump = kInf;  // how far the nearest choice (winner, halt) is from tipping
-  double shortest = 1;    // row whose cosine is taken, if it is not zero
-  double gain = 1;        // by how much the readout multiplies errors of a mixed row
-  double to_kink = kInf;  // the same of a slope that jumps
+  double to_jump = kInf;  // distance of the nearest choice (winner, halt) from changing
+  double shortest = 1;    // shortest row whose cosine is taken, unless it is zero
+  double gain = 1;        // factor of the readout for errors of a mixed row
+  double to_kink = kInf;  // the same for a slope that jumps
 };
 
 template <class S>
@@ -200,8 +200,8 @@ template <class S>
   return sqrt(sum) * S(top);
 }
 
-// A visible score of -infinity has weight 0 beside a larger one; where all are, or one is NaN or +infinity, the
-// row is NaN. An empty row has lse -infinity.
+// A visible score of -infinity has weight 0 beside a larger one. If all are -infinity, or one is
+// NaN or +infinity, the row is NaN. An empty row has lse -infinity.
 template <class S>
 [[nodiscard]] std::vector<S> softmax(const std::vector<S>& scores, double* lse = nullptr) {
   double top = -kInf;
@@ -222,12 +222,12 @@ template <class S>
   return p;
 }
 
-// What score map m of head h reads.
+// The columns that score map m of head h reads.
 struct PlainMap {
   Index query_head = 0, query_column = 0, key_column = 0, width = 0;
 };
 
-// What most formulas are: softmax of one map, and no readout. A formula overrides by its own members.
+// The base of most formulas: softmax of one map, and no readout. A formula overrides members.
 struct SoftmaxFormula {
   static constexpr int maps = 1, reports = 0;
 

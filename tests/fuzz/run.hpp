@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One run of a case: its tensors laid out in memory at random, heed's forward and backward on them, and what came out.
+// One run of a case: its tensors laid out in memory at random, heed's forward and backward on them, and the results.
 
 #include "fuzz/case.hpp"
 #include "fuzz/tensor.hpp"
@@ -26,7 +26,7 @@ struct Results {
   EngineResult engine;
   std::vector<Named>
       inputs;          // gradients of query, key, value, extra, bias; empty where not asked for
-  std::string beside;  // the output beside which something was written
+  std::string beside;  // the output beside which memory was overwritten
 };
 
 inline constexpr const char* kInputs[] = {"query", "key", "value", "extra", "bias"};

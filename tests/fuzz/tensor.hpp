@@ -2,8 +2,8 @@
 #pragma once
 
 // Tensors in memory of any layout: axes in any order, gaps between rows, heads and batches, axes that run backwards,
-// parts of one packed projection. What lies between and around the numbers is a canary: NaN, so that a read
-// there shows in the results; untouched() finds a write.
+// parts of one packed projection. The memory between and around the numbers holds canaries: NaN, so
+// that a read there shows in the results; untouched() finds a write.
 
 #include <heed/core/view.hpp>
 
@@ -22,7 +22,7 @@ namespace fuzz {
 template <class T>
 struct Memory {
   std::unique_ptr<T[]> numbers;
-  std::vector<char> owned;  // by a tensor
+  std::vector<char> owned;  // true for memory of a tensor
 
   explicit Memory(Index count) : numbers(new T[std::size_t(count)]), owned(std::size_t(count), 0) {
     for (Index i = 0; i < count; ++i) numbers[std::size_t(i)] = canary();
@@ -45,7 +45,7 @@ template <class T>
 class Tensor {
  public:
   Tensor() = default;  // not given
-  // In memory of its own, laid out at random.
+  // A tensor in memory of its own, laid out at random.
   Tensor(Draw& draw, const heed::Shape& shape) : shape_(shape) {
     const Index extents[] = {shape.batch, shape.heads, shape.len};
     int order[] = {2, 1, 0};  // innermost first

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Tensors of other libraries as views, and heed's memory as their tensors.
+// Views of tensors of other libraries, and heed's memory as tensors of theirs.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -27,7 +27,7 @@ using heed_test::message_of;
 
 using Axes = std::vector<std::int64_t>;
 
-// What another library hands over: numbers 0, 1, 2, ... and four axes on them.
+// A tensor of another library: numbers 0, 1, 2, ... and four axes on them.
 template <class T>
 struct Foreign {
   std::vector<T> memory;
@@ -47,7 +47,7 @@ struct Foreign {
   Foreign(const Foreign&) = delete;
 };
 
-// Is element (b, h, t, c) the number that lies at the sum of the strides, at the same address?
+// True if element (b, h, t, c) is the number that lies at the sum of the strides, at the same address.
 template <class T>
 [[nodiscard]] bool reads_in_place(const Foreign<T>& from, const TensorView<const T>& view,
                                   Index offset = 0) {
@@ -66,7 +66,7 @@ template <class T>
 
 [[nodiscard]] Axes axes(const std::int64_t* values) { return {values, values + 4}; }
 
-// The message of viewing a tensor that `spoil` has changed, as T.
+// The error of viewing a tensor that `spoil` has changed, as T.
 template <class T = const float, class Spoil>
 [[nodiscard]] std::string refusal(const Spoil& spoil) {
   Foreign<float> from({2, 3, 5, 4}, {60, 20, 4, 1});
@@ -197,8 +197,8 @@ TEST_CASE("a DLPack tensor on a device is refused in one sentence", "[dlpack]") 
         "heed::view_dlpack: query is on cuda" + end);
   CHECK(refusal([](DLTensor& t) { t.device.device_type = kDLCUDAManaged; }) ==
         "heed::view_dlpack: query is on cuda_managed" + end);
-  // Numbers that no enumerator of this dlpack.h has, as a newer producer may send; the sanitizer of enums sees whether
-  // they are loaded as one.
+  // Numbers that no enumerator of this dlpack.h has, as a newer producer may send; the sanitizer of
+  // enums notices if they are loaded as one.
   for (const std::int32_t newer : {99, 19, 5, -1})
     CHECK(refusal([=](DLTensor& t) { std::memcpy(&t.device.device_type, &newer, sizeof newer); }) ==
           "heed::view_dlpack: query is on an unknown device" + end);

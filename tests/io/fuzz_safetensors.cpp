@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever the bytes, the reader takes the file or refuses it by std::runtime_error with one
 // sentence. A file that it takes keeps all rules, counted here a second time, and comes back equal
-// from the writer. A breach leaves as std::logic_error, which the fuzzer reports as a crash.
+// from the writer. A breach throws std::logic_error, which the fuzzer reports as a crash.
 
 #include <heed/io/safetensors.hpp>
 
@@ -26,7 +26,7 @@ inline void demand(bool condition, const char* what) {
   if (!condition) throw std::logic_error(what);
 }
 
-// Every data byte belongs to exactly one tensor, and to as many as shape and width call for.
+// Every data byte belongs to exactly one tensor, and each tensor has the bytes of its shape and width.
 inline void check_spans(const Safetensors& file, std::size_t file_bytes) {
   static const std::map<std::string, unsigned> widths{
       {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
@@ -126,7 +126,7 @@ inline bool run(std::span<const std::byte> bytes) {
 
 }  // namespace fuzz_safetensors
 
-// The name is the fuzzer's.
+// The fuzzer gives this name.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz_safetensors::run(std::as_bytes(std::span(data, size)));

@@ -71,7 +71,7 @@ std::string refusal(const Bytes& bytes) {
 struct Malformed {
   const char* rule;
   Bytes bytes;
-  std::string message;  // what must stand in it
+  std::string message;  // words that it must contain
 };
 
 std::string many_tensors(std::size_t count) {
@@ -249,7 +249,7 @@ void write_version(const fs::path& path, int number, Index count) {
   writer.write(path);
 }
 
-// The version that the file holds; -1 when its parts disagree.
+// The version that the file holds; -1 if its parts disagree.
 int version_of(const fs::path& path, Index count) {
   const Safetensors file = Safetensors::read(path);
   const int number = std::stoi(file.metadata().at("version"));
@@ -259,8 +259,8 @@ int version_of(const fs::path& path, Index count) {
   return whole ? number : -1;
 }
 
-// Runs the call in a child process and returns whether it came back true; nothing that the child
-// changes about itself (limits, user) reaches the tests.
+// Runs the call in a child process and returns whether it came back true; changes of the child to
+// itself (limits, user) do not reach the tests.
 template <class Call>
 bool holds_in_child(const Call& call) {
   const pid_t child = ::fork();
@@ -277,7 +277,7 @@ bool holds_in_child(const Call& call) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// What `write` says about a version 2 at this path.
+// The error of writing a version 2 to this path.
 std::string write_failure(const fs::path& path) {
   return message_of<std::runtime_error>([&] { write_version(path, 2, 10); });
 }
@@ -634,7 +634,7 @@ TEST_CASE("a sparse file of a terabyte is refused by its header, before memory f
   CHECK(said([&] {
           (void)heed::io::read_file(path);
         }).find("the file has 1099511627776 bytes, this") == 0);
-  // What it says of itself can be looked at all the same.
+  // The file's own description can still be read.
   CHECK(heed::io::SafetensorsIndex::read(path).info("a").shape ==
         std::vector<Index>{Index(std::stoll(rest))});
 }
@@ -760,7 +760,7 @@ TEST_CASE("a writer killed at any moment leaves the old file or the new one") {
     old = now;
   }
   CHECK(old / 100000 == children);
-  // What the killed left goes with the next save; what has a living writer, or another name, does not.
+  // The next save removes leftovers of killed processes, but no file with a living writer or another name.
   const fs::path other = folder.path / ".heed-notes.tmp";
   std::ofstream(other).flush();
   const heed::io::TemporaryFile living(folder.path, path);

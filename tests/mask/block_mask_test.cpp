@@ -247,7 +247,7 @@ TEST_CASE("a union shows what either side shows, and a negation what its mask hi
   });
   check_pairs(BlockMask<float>(near, kG).mask() | (window<float>(-1, -1) & causal<float>()), kG,
               [&](Index, Index h, Index i, Index j) { return is_near(h, i, j) || j <= i; });
-  // Halves that fill each other up hide nothing.
+  // Halves that complement each other hide nothing.
   const Mask<float> odd = visible<float>([](auto, auto, auto, auto j) { return j % 2 == 1; });
   CHECK(BlockMask<float>(odd | !odd, kG).count(TileKind::full) ==
         BlockMask<float>(odd | !odd, kG).bytes());
@@ -296,7 +296,7 @@ TEST_CASE("tiles that a function hides are skipped, and end where blocks do") {
     for (Index k = q % 4; k < 13; k += 4) lists.indices.push_back(k);
     lists.start.push_back(Index(lists.indices.size()));
   }
-  // Where whole panels fill these blocks: tiles are as wide as some panels.
+  // Only if whole panels fill these blocks: tiles are as wide as some panels.
   if (160 % heed::kPanelLanes<float> != 0) return;
   const Explanation e = explain(ScaledDot<float>{}, g, block_lists<float>(lists));
   CHECK(e.partial_tiles == 0);

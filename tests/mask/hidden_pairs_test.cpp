@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs a mask hides is said in several ways: key by key, of one pair, of whole rows, of tiles, and a vector at
-// a time. All agree with the words of mask.hpp, written down here pair by pair.
+// A mask answers in several ways which pairs it hides: key by key, for one pair, for whole rows, for tiles, and a vector at
+// a time. All agree with the rules of mask.hpp, written down here pair by pair.
 
 #include "catch.hpp"
 
@@ -23,7 +23,7 @@ constexpr Geometry kG{.batch = 2,
                       .dim_qk = 4,
                       .dim_v = 4};
 
-// A mask of random parts, and what its views refer to.
+// A mask of random parts, and the memory to which its views refer.
 struct RandomMask {
   RandomSequence random;
   Mask<float> mask;
@@ -64,7 +64,7 @@ struct RandomMask {
   }
 };
 
-// The words of mask.hpp.
+// The rules of mask.hpp, pair by pair.
 [[nodiscard]] bool hidden_in_words(const Mask<float>& m, Index b, Index h, Index i, Index j) {
   for (const Band& band : m.bands) {
     const Index p =
@@ -83,7 +83,7 @@ struct RandomMask {
                                   (*m.key_documents)[std::size_t(b * kG.len_kv + j)];
 }
 
-// hidden(i, j) over a tile, read off the marks that the engine makes of it.
+// Compares hidden(i, j) over a tile with the marks that the engine computes for it.
 void check_tile(const BoundMask<float>& bound, const Mask<float>& mask, const TilePlace& at) {
   const int vectors = int((at.rows + kLanes<float> - 1) / kLanes<float>);
   const Index lanes = vectors * kLanes<float>;
@@ -99,7 +99,7 @@ void check_tile(const BoundMask<float>& bound, const Mask<float>& mask, const Ti
     for (Index j = 0; j < at.keys; ++j) {
       const bool lane_hides = marks.row(j)[i] == -kInfinity<float>;
       if (i >= at.rows) {
-        wrong += !lane_hides;  // a lane beyond the last query sees nothing
+        wrong += !lane_hides;  // a lane beyond the last query sees no key
         continue;
       }
       wrong += lane_hides != hidden_in_words(mask, at.batch, at.head, at.query + i, at.key + j);
@@ -108,7 +108,7 @@ void check_tile(const BoundMask<float>& bound, const Mask<float>& mask, const Ti
       visible += !hidden;
     }
   CHECK(wrong == 0);
-  // A tile that is called empty or full is; one that is called partial may be either.
+  // A tile that is classified as empty or full is so; a partial one may be either.
   const TileKind kind = bound.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
   if (kind == TileKind::empty) CHECK(visible == 0);
   if (kind == TileKind::full) CHECK(hidden_before_bias == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks, views and options near the ends of what an Index holds, and contradictory ones: the right answer or one
-// sentence, never an overflow.
+// Masks, views and options near the ends of an Index's range, and contradictory ones: the right
+// answer or one sentence, never an overflow.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -328,7 +328,7 @@ TEST_CASE("saved numbers of another call are refused with what differs") {
                        {.scale = 0.25});
             }),
             "of shapes (1,2,12,4) and (1,2,12,4), these are (2,1,12,4) and (2,1,12,4)"));
-  // A call that fails leaves nothing that backward() would take.
+  // A call that fails leaves no saved numbers that backward() would accept.
   CHECK_THROWS(forward(ScaledDot<float>{}, {in, in, in}, causal<float>(), {x.data(), s}, &saved,
                        {.scale = 0.25}));
   CHECK(has(back(ScaledDot<float>{}, causal<float>(), saved, {.scale = 0.25}),
@@ -354,7 +354,7 @@ TEST_CASE("a block mask is skipped in tiles that the mask asks for, and explain 
   const auto results = [&](const Options& options) { return run(mask, options, g); };
   const Result a = results({}), b = results({.key_tile = 512});
   for (std::size_t n = 0; n < a.out.size(); ++n) CHECK(a.out[n] == Approx(b.out[n]).margin(1e-5));
-  // Without blocks to skip the plan stays.
+  // Without blocks to skip the plan is the same.
   const Explanation open = explain(ScaledDot<float>{}, g),
                     causal_plan = explain(ScaledDot<float>{}, g, causal<float>());
   CHECK(open.key_tile == causal_plan.key_tile);

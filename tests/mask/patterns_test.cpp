@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The masks of mask/patterns.hpp beside their definitions in plain loops.
+// The masks of mask/patterns.hpp compared with their definitions in plain loops.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that are functions of positions: pair by pair against plain loops, in calls against the slow twin, and what
-// hides whole tiles or nothing.
+// Masks that are functions of positions: pair by pair against plain loops, in calls against the
+// reference, also those that hide whole tiles or nothing.
 
 #include "catch.hpp"
 #include "door_case.hpp"
@@ -27,7 +27,7 @@ using heed_test::Shows;
 
 namespace {
 
-// A mask, and the same in plain words.
+// A mask, and the same mask as a plain function.
 struct Case {
   std::string name;
   Mask<double> mask;
@@ -139,7 +139,7 @@ TEST_CASE("a function of positions hides the pairs for which it is false") {
     if (c.name == "causal") check_answers(c, one);
 }
 
-// Both passes beside the slow twin's under a tensor of the same pairs.
+// Compares both passes with the reference's under a tensor of the same pairs.
 template <class Op>
 void check_calls(const Op& op, const Case& c, const Geometry& g) {
   const Tensor tensor(g, c.shows);
@@ -272,7 +272,7 @@ TEST_CASE("a function that does not read batch and head is asked about the pairs
   const auto count = [&](const Mask<float>& mask) {
     asked = 0;
     const BoundMask<float> bound(mask, g, "test");
-    return asked.load() - 1;  // a pair tells what the function reads
+    return asked.load() - 1;  // one further pair tells what the function reads
   };
   CHECK(count(visible<float>([&](auto, auto, auto i, auto j) {
           ++asked;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// measure_weights() against plain loops over the weights of the slow twin: every variant, own parts, every mask; and what
-// hidden keys, threads, ties and numbers that are not finite may and may not do.
+// measure_weights() against plain loops over the weights of the reference: every variant, own
+// parts, every mask; with hidden keys, several threads, ties and numbers that are not finite.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -29,7 +29,7 @@ using namespace heed_test;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Weights that no row adds up to one of.
+// Weights whose rows do not add up to one.
 template <class Real>
 struct Sigmoids : StreamedRows<Real> {
   using typename StreamedRows<Real>::P, typename StreamedRows<Real>::State;
@@ -57,7 +57,7 @@ struct Signed : PlainRows {
     const auto p = row.softmax(s - row.learnt(slope) * distance);
     return p * math::sin(3 * s + row.query(0)) / row.visible();
   }
-  // What rounding errors are measured by: a sine near 0 is off as much as any other.
+  // The measure of rounding errors: a sine near 0 has as large an error as any other.
   template <class S>
   std::vector<double> weight_terms(const std::vector<std::vector<S>>&,
                                    const std::vector<S>& weights) const {
@@ -124,7 +124,7 @@ struct PlainRow {
                      [key](const KeyRange& keys) { return keys.begin <= key && key < keys.end; });
 }
 
-// Numbers that a call reads beside those of a Call.
+// Further numbers that a call reads beside those of a Call.
 template <class Real>
 struct TokenNumbers {
   Tensor<Real> query, key;
@@ -201,7 +201,7 @@ void check_call(const Op& op, const Call<Real>& call, const TokenNumbers<Real>& 
       }
 }
 
-// f(name, op, geometry) for all variants that can run on `g`, and for modes that the list leaves out.
+// Calls f(name, op, geometry) for all variants that can run on `g`, and for modes that the list leaves out.
 template <class Real, class F>
 void for_each_op(const Geometry& g, F&& f) {
   for_each_variant<Real>(g,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Which tokens the tokens of layers and models read (models/attention_weights.hpp).
+// Measures of which tokens the tokens of layers and models read (models/attention_weights.hpp).
 
 #include "catch.hpp"
 #include "nn_model_case.hpp"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr Index kWidth = 16, kHeads = 2, kBatch = 2, kLen = 9;
 
-// Against the slow twin's weights of the layer's own inputs.
+// Compares with the reference's weights on the layer's own inputs.
 template <class Layer>
 void check_layer(Layer&& layer) {
   shake<double>(layer);
@@ -76,7 +76,7 @@ TEST_CASE("Every layer that models are made of tells which tokens are read, none
     shake<float>(model);
     nn::Context<float> c;
     c.training =
-        name.starts_with("prototype");  // their memories learn behind the pass that is measured
+        name.starts_with("prototype");  // the memories of these learn after the measured pass
     nn::Matrix<float> logits(kBatch * kLen, o.vocabulary);
     model.forward(c, kBatch, ids, logits.view());
     for (auto& block : model.blocks()) {

@@ -149,7 +149,7 @@ TEST_CASE("An intent that q, k and v could have given has distance 0, one across
     }
   CHECK(distance() < 1e-12);
 
-  // Of another head: almost all of it is outside.
+  // The intent of another head: almost all of it is outside.
   for (Index r = 0; r < kTall; ++r)
     std::copy(row(0, (r + kSmall) % kTall), row(0, (r + kSmall) % kTall) + kTall, row(3, r));
   CHECK(distance() > 0.8);

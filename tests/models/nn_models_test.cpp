@@ -25,7 +25,7 @@ Model dialectical(heed::Halting halting, bool causal) {
   shake<double>(model);
   return model;
 }
-// With zeros for weights.
+// A model with weights of zeros.
 Model fresh_model(const std::string& name, const nn::GptOptions& o = small_gpt()) {
   if (name == "dialectical-lm") return nn::make_dialectical_lm<double>(kVocabulary, 8, 4, 6, 2, {});
   if (name == "qkvi") return nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected);
@@ -175,7 +175,7 @@ TEST_CASE("Dropout draws other numbers in each step and none outside of training
 }
 
 TEST_CASE("The gradients of the dialectical model are those of its loss") {
-  // Some rows wait for others.
+  // Some ops let rows wait for others.
   const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1);
   Model alone = dialectical(heed::Halting::per_token, true),
         together = dialectical(heed::Halting::batch, true);
@@ -190,7 +190,7 @@ TEST_CASE("The gradients of the dialectical model are those of its loss") {
 
 TEST_CASE(
     "The gradients of a model that ponders are those of its loss and of what its steps cost") {
-  // With these weights no row is near a jump of its number of steps, where differences would be of no use.
+  // With these weights no row is near a jump of its number of steps, where differences would mean nothing.
   Model model = small_model(nn::kDialecticalAct);
   model.set_ponder(0.3);
   nn::Context<double> c;
@@ -205,7 +205,7 @@ TEST_CASE(
       check_layer(model, whole, [&] { of_gradient = model.gradient(c, kBatch, ids, targets); });
   INFO(report.text());
   CHECK(report.passed);
-  // Losses that are reported are cross-entropies.
+  // Reported losses are cross-entropies.
   CHECK(of_gradient == Approx(model.loss(c, kBatch, ids, targets)).epsilon(1e-12));
   // 0.3 times the mean of N + R in each of the two blocks, 2 to 7 steps.
   CHECK(model.ponder_cost() > 2 * 0.3);

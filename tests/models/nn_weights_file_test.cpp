@@ -48,7 +48,7 @@ nn::GptOptions gpt2_options(Index depth) {
   return o;
 }
 
-// (in, out), as Conv1D has it.
+// A matrix as Conv1D has it, (in, out).
 heed::Param<float> turned(const heed::Param<float>& weight) {
   const Index out = weight.extent(0), in = weight.extent(1);
   heed::Param<float> result(std::vector<Index>{in, out});
@@ -108,7 +108,7 @@ struct Half {
                        : std::numeric_limits<double>::infinity();
     return bits >= 0x8000U ? -size : size;
   }
-  // Of the number next to x, towards 0; x must lie in the format's range.
+  // The bits of the number next to x, towards 0; x must lie in the format's range.
   [[nodiscard]] std::uint16_t bits(double x) const {
     const int exponent = std::max(x == 0 ? -bias : std::ilogb(x), 1 - bias);
     const int steps = int(std::ldexp(std::abs(x), fraction - exponent));
@@ -158,7 +158,7 @@ std::vector<T> logits_of(nn::LanguageModel<T>& model) {
   return numbers(logits.view());
 }
 
-// What std::runtime_error says, without the path that must stand in front.
+// The text of std::runtime_error, without the path that must stand in front.
 template <class Call>
 std::string complaint(const fs::path& path, const Call& call) {
   try {
@@ -405,7 +405,7 @@ TEST_CASE("Every tensor of a GPT-2 file is used or named in the refusal, the sav
   CHECK(load({{"lm_head.weight", vector}}) ==
         "lm_head.weight has the shape (128), the model needs (13 x 128)");
 
-  // A model without a place for a tensor is not filled without it.
+  // A model without a place for a tensor is not filled at all.
   write(right, file.path());
   Model latent = nn::make_gpt<float>(gpt2_options(1), [&](Index) {
     return std::make_unique<nn::ProjectedAttention<heed::ScaledDot<float>>>(

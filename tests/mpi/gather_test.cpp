@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Context parallelism by gathering, on ranks that are threads: every op and mask has the bits of one process in all that
-// belongs to queries.
+// Context parallelism by gathering, on ranks that are threads: every op and mask has the bits of
+// one process in all results per query.
 
 #include "forgetting_score.hpp"
 #include "message_of.hpp"
@@ -170,7 +170,7 @@ TEST_CASE("calls that differ between ranks are refused on all of them by one sen
   const OpCall<Op> whole = whole_call(Op{}, kSelf, causal<double>(), {});
   const Index step = share_step(Op{}, kSelf);
   const Sharding sharding{Shards::contiguous(150, 3, step)};
-  // change(rank, inputs, mask, options, sharding) before the call
+  // Calls change(rank, inputs, mask, options, sharding) before the call
   const auto refusals = [&](auto&& change) {
     std::vector<std::string> said(3);
     on_ranks(3, [&](const ThreadRank& comm) {
@@ -208,7 +208,7 @@ TEST_CASE("calls that differ between ranks are refused on all of them by one sen
           own.queries = Shards::contiguous(150, 3, 1);
         }).find("the rank's shard has 50") != std::string::npos);
 
-  // Of types, users read what they write.
+  // Errors name the types that users read and write.
   const auto of_other_ops = [&](const ThreadRank& comm) {
     RankTensors<Op> tensors{whole, sharding, comm.rank()};
     const auto call = [&](const auto& op) {

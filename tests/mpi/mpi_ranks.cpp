@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Context parallelism on MPI itself; ctest runs it through mpirun with 1, 2, 3 and 4 ranks. Each rank computes the call by
-// itself, too, and holds its rows against it.
+// Context parallelism on MPI itself; ctest runs it through mpirun with 1, 2, 3 and 4 ranks. Each
+// rank also computes the call by itself, and compares its rows with it.
 
 #include "message_of.hpp"
 #include "moving_dialectical.hpp"
@@ -21,7 +21,7 @@ using heed::mpi::Shards;
 
 namespace {
 
-// From before the first test to behind the last one.
+// MPI from before the first test to behind the last one.
 struct Program {
   Program() {
     int provided = 0;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr Geometry kSelf{2, 4, 4, 2, 150, 150, 6, 6};
 
-// Scores and gates add up in another order, and lse is taken of other sums.
+// Scores and gates are added up in another order, and lse comes from other sums.
 template <class T>
 constexpr double kRingBound = 8 * kShareBound<T>;
 
@@ -71,7 +71,7 @@ struct Tilted {
   }
 };
 
-// A score that knows how many keys its query sees, as SSMax does.
+// A score that reads the number of keys that its query sees, as in SSMax.
 template <class Real>
 struct Counting {
   using Features = LogVisible;

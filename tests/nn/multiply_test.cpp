@@ -37,7 +37,7 @@ struct Operand {
   }
 };
 
-// What the kernel reads of a number.
+// A number as the kernel reads it.
 [[nodiscard]] double operand(float x, Precision precision) {
   return double(precision == Precision::mixed ? heed::rounded_to_bfloat(x) : x);
 }
@@ -63,8 +63,8 @@ struct Operand {
 }  // namespace
 
 TEST_CASE("multiply() agrees with plain loops over operands as each precision rounds them") {
-  // Depths with a remainder of one number, and such that need a second block; columns within a vector and beyond panels.
-  // More depth than rows is another walk over both, which 310 rows take with two blocks.
+  // Depths with a remainder of one number, and depths that need a second block; columns within a vector and beyond panels.
+  // More depth than rows takes another loop over both, with two blocks at 310 rows.
   const Index m = GENERATE(5, 12, 97, 310), n = GENERATE(1, 8, 33, 130),
               depth = GENERATE(1, 7, 64, 301);
   const bool a_by_columns = GENERATE(false, true), b_by_columns = GENERATE(false, true);

@@ -85,7 +85,8 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-// Cross attention of any layer with a projection each: gradients of x, memory and weights.
+// Compares the gradients of cross attention of any layer with a projection each, by x, memory and
+// weights, with differences.
 template <class Op>
 void check_cross(nn::ProjectedAttention<Op>& layer) {
   nn::Context<double> c;
@@ -110,7 +111,7 @@ void check_cross(nn::ProjectedAttention<Op>& layer) {
   CHECK(report.passed);
 }
 
-// One sequence after the other in a cache, in chunks of these lengths.
+// Feeds one sequence after the other into a cache, in chunks of these lengths.
 template <class T>
 std::vector<T> in_steps(nn::AttentionLayer<T>& layer, Index width_out, const nn::Matrix<T>& x,
                         const std::vector<Index>& chunks) {
@@ -239,7 +240,7 @@ TEMPLATE_TEST_CASE("Chunks through a cache give the rows of the whole", "", floa
   const nn::Matrix<T> x = normals<T>(kBatch * len, kWidth, 1);
   for (auto& [name, layer, width_out] : all_layers<T>(true)) {
     REQUIRE(layer->can_step());
-    // It hides nothing more, and the cache's second query has it at an offset of 0.
+    // The restriction hides no further key, and the cache's second query has it at an offset of 0.
     layer->restrict_to(heed::window<T>(-1, 1, heed::Align::top_left, -1));
     const std::vector<T> slopes(name == "dialectical" ? 1 : std::size_t(kHeads), T(0.25));
     layer->restrict_to(heed::alibi<T>(slopes, heed::Align::top_left, -2));

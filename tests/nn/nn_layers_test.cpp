@@ -41,7 +41,7 @@ Matrix<T> filled(Index rows, Index columns, T value) {
   return m;
 }
 
-// Row by row, without what lies between the rows of a view.
+// The numbers of a view row by row, without the gaps between rows.
 template <class T>
 std::vector<std::remove_const_t<T>> numbers(const MatrixView<T>& m) {
   std::vector<std::remove_const_t<T>> all;
@@ -63,7 +63,7 @@ double largest_difference(const std::vector<A>& a, const std::vector<B>& b) {
   return largest;
 }
 
-// Every weight that the layer shows, drawn anew.
+// Draws every weight of the layer again.
 template <class T, class Layer>
 void randomise(Layer& layer) {
   std::uint64_t stream = 100;
@@ -160,7 +160,7 @@ double largest(const std::vector<double>& v) {
   return top;
 }
 
-// make<T>() builds the layer. Tolerance: 64 roundings of the largest number.
+// Compares float with double; make<T>() builds the layer. Tolerance: 64 roundings of the largest number.
 template <class Make>
 void check_float_and_threads(const Make& make, Index rows, Index in, Index out) {
   const Pass one = run_layer<float>(make(float()), rows, in, out, 1);
@@ -583,7 +583,7 @@ TEST_CASE("Rope turns pairs by hand", "[nn]") {
 
 TEMPLATE_TEST_CASE("Rope is the formula at every position, in every head", "[nn]", float, double) {
   using T = TestType;
-  // Of cosine, sine and their products; and of angles up to 137, here and there.
+  // Roundings of cosine, sine and their products, and of angles up to 137.
   const double rounding = 4 * double(std::numeric_limits<T>::epsilon());
   const double tolerance = rounding + 2 * 137 * std::numeric_limits<double>::epsilon();
   for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::halves})

@@ -17,7 +17,7 @@ constexpr Index kWidth = 64, kHeads = 2, kBatch = 3, kLen = 20;
 
 using Layer = nn::ProjectedAttention<heed::IntentGated<double>>;
 
-// With positions and norms, so that what is read stands in rows of its own; with an extra input.
+// A layer with positions and norms, so that attention reads rows of their own; with an extra input.
 Layer turning_layer() {
   auto layer = nn::intent_attention<double>(kWidth, kHeads, nn::ExtraSource::projected,
                                             nn::RopePairs::halves);
@@ -82,7 +82,7 @@ TEST_CASE("Queries and keys get noise of sigma times their root mean square, not
         for (const double v : *noise) mean += v / double(noise->size());
         CHECK(std::abs(mean) < 0.06 * sigma * rms(*rows));
       }
-      // That of queries is not that of keys.
+      // Queries and keys get different noise.
       double product = 0;
       for (std::size_t i = 0; i < of_query.size(); ++i) product += of_query[i] * of_key[i];
       CHECK(std::abs(product) < 0.06 * double(of_query.size()) * rms(of_query) * rms(of_key));
@@ -112,7 +112,7 @@ TEST_CASE("Noise is a function of seed, step, stream and place, for any number o
   CHECK_FALSE(same_bits(read_by(layer, of_step).key, first.key));
   layer.set_noise(0.3, 2);
   CHECK_FALSE(same_bits(read_by(layer, c).query, first.query));
-  // Training has none.
+  // Training adds no noise.
   nn::Context<double> training;
   training.training = true;
   const Read trained = read_by(layer, training);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer that takes tokens in steps gives the rows of the whole sequence, whatever its op reads of positions.
+// A layer that takes tokens in steps gives the rows of the whole sequence, in whatever way its op reads positions.
 
 #include "catch.hpp"
 
@@ -19,7 +19,7 @@ namespace {
 
 using namespace heed;
 
-// Slopes of distances, as ALiBi and KERPLE have them.
+// A score with slopes of distances, as in ALiBi and KERPLE.
 template <class T>
 struct Fading {
   Param<T> slope = T(0.3), rate = T(0.6);
@@ -31,7 +31,7 @@ struct Fading {
   }
 };
 
-// A bucket for each distance up to 9, as T5 has them.
+// A score with a bucket for each distance up to 9, as in T5.
 template <class T>
 struct Buckets {
   Param<T> table = Param<T>({1, 10}, {0.4, -0.3, 0.9, 0.1, -0.8, 0.2, 0.6, -0.5, 0.3, -0.2});
@@ -45,7 +45,7 @@ struct Buckets {
   }
 };
 
-// A bucket for each pair of places in rows of three.
+// A score with a bucket for each pair of places in rows of three.
 template <class T>
 struct Grid {
   Param<T> table = Param<T>({1, 9}, {0.4, -0.3, 0.9, 0.1, -0.8, 0.2, 0.6, -0.5, 0.3});
@@ -59,7 +59,7 @@ struct Grid {
   }
 };
 
-// A vector for each distance up to 2, as Shaw has them.
+// A score with a vector for each distance up to 2, as in Shaw.
 template <class T>
 struct Relative {
   Param<T> rows = Param<T>({1, 5, 4}, {0.4, -0.3, 0.9, 0.1,  -0.8, 0.2,  0.6, -0.5, 0.3, 0.7,
@@ -126,7 +126,7 @@ void check(const Op& op) {
   const auto row_of = [](auto& rows, Index b, Index t) { return rows.view().row(b * kLen + t); };
   layer.forward(c, kBatch, std::as_const(x).view(), whole.view());
   REQUIRE(layer.can_step());
-  // Few queries at a time, many, and a prompt with single tokens behind it.
+  // Steps of few tokens, steps of many, and a prompt with single tokens behind it.
   for (const std::vector<Index>& steps :
        {std::vector<Index>(23, 1), {3, 3, 3, 4, 4, 3, 3}, {9, 14}, {18, 1, 1, 1, 1, 1}, {23}}) {
     KvCache<double> cache = layer.new_cache(kBatch);

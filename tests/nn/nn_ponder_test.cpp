@@ -63,7 +63,7 @@ void halt_with(Model& model, double lambda) {
   find_weight<double>(model, "blocks.1.attn.halt.weight")->set_zero();
   (*find_weight<double>(model, "blocks.1.attn.halt.bias"))[0] = std::log(lambda / (1 - lambda));
 }
-// p_n, the last of which is what is left.
+// p_n for a constant probability; the last one is the rest.
 std::vector<double> geometric(double lambda) {
   std::vector<double> p;
   double left = 1;
@@ -160,7 +160,7 @@ TEST_CASE("Only tokens with a target draw PonderNet near its prior") {
   model.set_ponder(1);
   nn::Context<double> c = training();
   const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1);
-  // The same tokens in one sequence and in two, of which nobody asks the second.
+  // The same tokens in one sequence and in two, the second of which has no targets.
   const Ids half(ids.begin(), ids.begin() + kLen);
   const double loss = model.loss(c, 1, half, half), cost = model.ponder_cost();
   Ids targets = half;
@@ -168,7 +168,7 @@ TEST_CASE("Only tokens with a target draw PonderNet near its prior") {
   CHECK(cost > 1e-3);
   CHECK(model.loss(c, kBatch, ids, targets) == Approx(loss).epsilon(1e-12));
   CHECK(model.ponder_cost() == Approx(cost).epsilon(1e-12));
-  // Nobody asks at all.
+  // No token has a target.
   const Ids none(std::size_t(kBatch * kLen), nn::kIgnoreIndex);
   nn::clear_gradients<double>(model);
   CHECK(model.gradient(c, kBatch, ids, none) == 0);
@@ -194,7 +194,7 @@ TEST_CASE("Outside of training a token leaves after a step that chance chooses")
     CHECK(double(counts[int(n) + 1]) / double(taken.size()) ==
           Approx(p[std::size_t(n)]).margin(0.029));
   }
-  // Neighbours, and the same position of another sequence, draw each for itself.
+  // Neighbours, and the same position of another sequence, draw independently.
   const auto both = [&](Index apart) {
     double same = 0;
     for (std::size_t t = std::size_t(apart); t < taken.size(); ++t)
@@ -203,7 +203,7 @@ TEST_CASE("Outside of training a token leaves after a step that chance chooses")
   };
   CHECK(both(1) == Approx(lambda * lambda).margin(0.025));
   CHECK(both(len) == Approx(lambda * lambda).margin(0.025));
-  // Each row is that of the model that takes so many steps.
+  // Each row equals the row of the model that takes so many steps.
   for (Index n = 1; n <= kSteps; ++n) {
     Model fixed = fixed_steps(model, int(n));
     const std::vector<double> wanted = logits_of(fixed, batch, ids);
@@ -213,7 +213,7 @@ TEST_CASE("Outside of training a token leaves after a step that chance chooses")
         far = std::max(far, std::abs(logits[w] - wanted[w]));
     CHECK(far < 1e-12);
   }
-  // The same seed draws the same, another one does not.
+  // The same seed draws the same steps, another one does not.
   CHECK(same_bits(logits_of(model, batch, ids), logits));
   CHECK_FALSE(same_bits(logits_of(model, batch, ids, 1), logits));
 }
@@ -359,7 +359,7 @@ TEST_CASE("PonderNet says what does not fit") {
   CHECK(message_of([&] {
           nn::PonderAttention<double>(nn::AttentionOptions::even(8, 2), 1, heed::causal<double>());
         }) == "ProjectedAttention: halting is outside, max_steps is 1, it must be at least 2");
-  // Around the op alone there is no time that could cost something.
+  // Around the op alone no time could have a cost.
   const auto even = nn::AttentionOptions::even(8, 2);
   nn::ProjectedAttention<heed::Dialectical<double>> bare(
       even,

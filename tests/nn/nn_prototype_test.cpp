@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The attention layer that learns its prototypes: what it reads, what it learns and when, the
-// correction, and that a run can be resumed.
+// The attention layer that learns its prototypes: its reading, its learning, the correction, and resuming a run.
 
 #include "catch.hpp"
 #include "message_of.hpp"

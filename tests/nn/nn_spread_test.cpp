@@ -28,7 +28,7 @@ constexpr Index kVocabulary = 11, kLen = 150, kRows = 3;
 
 using Make = std::function<LanguageModel<double>()>;
 
-// Models are equal whenever they are made.
+// Models are equal at any time of making.
 [[nodiscard]] LanguageModel<double> made(const Make& make) {
   LanguageModel<double> model = make();
   nn::initialise<double>(model, 3);
@@ -64,7 +64,7 @@ struct Tokens {
 }
 
 struct Answer {
-  double loss = 0, evaluated = 0;  // in training, and else
+  double loss = 0, evaluated = 0;  // in training, and outside
   std::vector<double> gradients;
 };
 template <class Model>
@@ -86,7 +86,7 @@ template <class Model>
   return answer;
 }
 
-// `groups` groups of `ranks` ranks share the batch: groups have whole sequences, ranks of a group tokens of each.
+// `groups` groups of `ranks` ranks share the batch: a group has whole sequences, and its ranks share their tokens.
 [[nodiscard]] Answer on_groups(const Make& make, int groups, int ranks) {
   Answer sum;
   const Tokens all;

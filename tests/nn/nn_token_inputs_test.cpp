@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention layers whose scores, normalisers and readouts read numbers of tokens, which they project from what their keys and
-// values come from.
+// Attention layers whose scores, normalisers and readouts read numbers of tokens, which they
+// project from the same rows as their keys and values.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -69,7 +69,8 @@ template <class Layer>
   return all;
 }
 
-// Gradients of x, of a memory of so many more tokens per sequence, and of the weights; no memory where there are none.
+// Compares gradients of x, of the weights, and of a memory with `more` further tokens per sequence,
+// with differences; no memory if the layer has none.
 template <class Layer>
 void check(Layer layer, Index more) {
   shake<double>(layer);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What training adds to layers: embeddings, cross entropy, dropout, AdamW, schedules and clipping.
+// Embeddings, cross entropy, dropout, AdamW, schedules and clipping.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -151,7 +151,7 @@ TEMPLATE_TEST_CASE("An embedding agrees with plain loops for any number of threa
   const auto ids = random_ids(tokens, count, 4);
   const auto dy = normals<T>(tokens * stride, 5);
   const auto weight = normals<T>(count * width, 6);
-  // Behind the columns of a row of y lie numbers of somebody else.
+  // Other numbers lie behind the columns of a row of y, and must not change.
   std::vector<T> plain_y(dy.size(), T(4)), plain_grad(weight.size());
   for (Index t = 0; t < tokens; ++t)
     for (Index j = 0; j < width; ++j) {
@@ -345,7 +345,7 @@ std::vector<double> kept_places(Context<T>& c, double rate, std::uint64_t stream
   REQUIRE(right);
   return kept;
 }
-// How far two patterns agree beyond chance, in standard deviations.
+// The agreement of two patterns beyond chance, in standard deviations.
 double correlation(const std::vector<double>& a, const std::vector<double>& b, std::size_t lag,
                    double rate) {
   double sum = 0;
@@ -409,7 +409,7 @@ TEST_CASE("Dropout keeps runs of places as often as chance does", "[nn]") {
 }
 
 TEST_CASE("Dropout of the first places is fixed", "[nn]") {
-  // By the formula at the head of the file, place by place.
+  // Place by place, by the formula at the head of the file.
   const std::uint64_t seed = 11, step = 12, stream = 13, row = 1;
   const CounterRandom of_step(seed, stream);
   const std::uint64_t key = CounterRandom(of_step.bits(step)).bits(row);
@@ -434,7 +434,7 @@ TEST_CASE("Dropout draws the same for float and double, for its gradient and any
   const auto kept = kept_places(one, rate, 4, rows, columns);
   CHECK(kept == kept_places(three, rate, 4, rows, columns));
   CHECK(kept == kept_places(wide, rate, 4, rows, columns));
-  // dy of the same call meets the same places; rows are keyed by their number, not by memory.
+  // dy of the same call meets the same places; the key of a row depends on its number, not on memory.
   const Index stride = columns + 5;
   const auto dy = normals<float>(rows * stride, 21);
   std::vector<float> dx(dy.size(), 7.0F);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often a layer starts and ends its threads: each time it waits for the slowest of them, which is what a layer
-// loses where other programs need the processors, too.
+// Counts how often a layer starts and ends its threads. Each time it waits for the slowest of them,
+// which costs time when other programs need the processors, too.
 
 #include "catch.hpp"
 

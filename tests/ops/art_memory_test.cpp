@@ -66,7 +66,7 @@ bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// The slow twin: the search written out with a stable sort, in the order of the definition.
+// The reference: the search written out with a stable sort, in the order of the definition.
 template <class T>
 struct NaiveMemory {
   ArtOptions<T> o;
@@ -699,7 +699,7 @@ struct ScratchFile {
   ScratchFile& operator=(const ScratchFile&) = delete;
 };
 
-// What a good file of one prototype (0.5, 0.25) holds; a test spoils one field.
+// The contents of a good file of one prototype (0.5, 0.25); a test changes one field.
 struct Fields {
   std::map<std::string, std::string> metadata{{"format", "heed.art_memory"},
                                               {"version", "1"},

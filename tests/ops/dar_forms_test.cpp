@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops that DarScore::with_form() takes for common options have the value and every derivative of its formula,
-// score() and score_vjp(), which the slow twin runs.
+// score() and score_vjp(), which the reference runs.
 
 #include "catch.hpp"
 #include "door_case.hpp"
@@ -10,7 +10,7 @@ using namespace heed_test;
 
 namespace {
 
-// Does with_form() hand out another type than the score itself?
+// True if with_form() passes another type than the score itself.
 [[nodiscard]] bool has_fast_form(const DarScore<double>& score) {
   bool fast = false;
   DarScore<double>::with_form(score, [&](const auto& form) {

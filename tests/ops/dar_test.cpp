@@ -25,7 +25,7 @@ using Complex = std::complex<double>;
 using V64 = Var<double>;
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// ---- one pair in long hand -------------------------------------------------------------------
+// ---- one pair in plain loops ------------------------------------------------------------------
 
 template <class S>
 struct PlainRow {
@@ -111,7 +111,7 @@ void chain_projection(const DarScore<T>& score, const std::vector<S>& dprojected
           dprojected[std::size_t(c)] * math::constant<S>(score.projection()[i * rank + c]);
 }
 
-// Score and gradient by the hooks, with the engine's part of the chain rule written out.
+// Score and gradient by the hooks, with the engine's part of the chain rule added here.
 template <class T, class S>
 Gradient<S> by_hooks(const DarScore<T>& score, const std::vector<S>& q, const std::vector<S>& k,
                      const S& g, double scale = kScale) {

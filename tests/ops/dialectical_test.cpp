@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Dialectical attention: the hooks of its readout, run panel by panel by a small driver, against
-// the oracle, against the slow twin and its tape, and against numbers by hand.
+// the oracle, against the reference and its tape, and against numbers by hand.
 
 #include "catch.hpp"
 #include "golden_case.hpp"
@@ -42,7 +42,7 @@ std::vector<double> numbers(Index count, std::uint64_t seed) {
 
 // ---- a driver in place of the engine --------------------------------------------------------
 
-// One panel and its memory. What a hook must not read is NaN; padding lanes hold other numbers.
+// One panel and its memory. Memory that a hook must not read is NaN; padding lanes hold other numbers.
 template <class T>
 struct Panel {
   std::vector<T> tile, query, saved, dquery, delta, work, diagnostics;
@@ -95,7 +95,7 @@ struct Panel {
 template <class T>
 struct Outcome {
   std::vector<T> out, steps_used, updates, tension;
-  int steps_of_all = 0;  // of a readout that has rehearsed
+  int steps_of_all = 0;  // for a readout that has rehearsed
   std::vector<T> dmixed, delta, dq, dk, dv;
   DialecticalReadout<T> grad;
 };
@@ -107,7 +107,7 @@ void for_panels(const Geometry& g, Index lanes, Body&& body) {
       for (Index first = 0; first < g.len_q; first += lanes) body(b, h, first);
 }
 
-// What a readout's settle() asks of a pass.
+// The numbers of a pass that a readout's settle() needs.
 template <class T>
 struct Reports {
   const Outcome<T>& of;
@@ -162,7 +162,7 @@ void run_vjp(const DialecticalReadout<T>& op, const Geometry& g, int vectors,
     p.load(mixed, p.saved);
     readout.vjp(p.hooks, result.grad);
     p.unload(p.tile, result.dmixed);
-    p.unload(p.dquery, result.dq);  // added to what was there, 0.5
+    p.unload(p.dquery, result.dq);  // added to the 0.5 that was there
     std::copy_n(p.delta.data(), p.hooks.valid_lanes,
                 result.delta.begin() + g.row_index(b, h, first));
   });
@@ -329,7 +329,7 @@ TEST_CASE("dialectical: two keys by hand, one and two steps") {
 
 TEST_CASE("dialectical: the step that halts a row is applied, and is its last") {
   Dialectical<double> op = one_wide_op();
-  const double step = kSigmoidOfOne * kSigmoidOfOne / 2;  // of |z| = 1
+  const double step = kSigmoidOfOne * kSigmoidOfOne / 2;  // the step at |z| = 1
   op.readout.halt_eps = step * 1.01;
   auto halted = run(op, two_keys_problem(), 1);
   CHECK(halted.out[0] == Approx(1.0 + step).epsilon(1e-14));

@@ -137,8 +137,8 @@ Part zeros_of(Part part) {
   return part;
 }
 
-// W of all valid rows: in long hand, by forward and by vjp. d sum_j X_j W_j for scores, extra and
-// parameters: by the tape and by vjp.
+// Compares W of all valid rows: by the reference, by forward and by vjp. Compares d sum_j X_j W_j
+// for scores, extra and parameters: by the tape and by vjp.
 template <class Lambda>
 void check_vjp(const Lambda& lambda, bool aliased) {
   const auto op = with(lambda);
@@ -324,7 +324,7 @@ TEST_CASE("float gradients follow the double ones") {
 }
 
 TEST_CASE("a lane that sees no key has weights and gradients 0 and lse -infinity") {
-  // Lane 2 of a random panel sees nothing; its extra input may even be a NaN.
+  // Lane 2 of a random panel sees no key; its extra input may even be a NaN.
   const Difference<double, TokenLambda<double>> op;
   Panel<double> p = random_panel<double>(9, 2, 3), q = random_panel<double>(9, 2, 3);
   p.extra[2] = q.extra[2] = kNan;
@@ -474,7 +474,7 @@ Geometry heads_of(Index heads, Index kv_heads, Index dim_qk = 6) {
   return {1, heads, heads, kv_heads, 4, 4, dim_qk, 6};
 }
 
-// Key half-heads repeated for every query half-head, as a list: entry s is what half-head s reads.
+// Key half-heads repeated for every query half-head, as a list: entry s is the half-head that half-head s reads.
 std::vector<Index> repeated(Index half_heads, Index times) {
   std::vector<Index> out;
   for (Index s = 0; s < half_heads; ++s) out.insert(out.end(), std::size_t(times), s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Intent gates, given, from the query and calculated, through the doors.
+// Intent gates (given, from the query, calculated), in public calls.
 
 #include "catch.hpp"
 #include "door_case.hpp"
@@ -51,7 +51,7 @@ IntentCalc<T> calculated(const Geometry& g, GateGrain grain, Param<T> bias = {})
 
 const Geometry kSmall{2, 4, 4, 2, 5, 5, 3, 6};
 
-// Every grain, with and without bias, of each gate: f(op).
+// Calls f(op) for each gate with every grain, with and without bias.
 template <class T, class F>
 void for_each_gate(const Geometry& g, F&& f) {
   for (const GateGrain grain : {GateGrain::elementwise, GateGrain::per_head}) {
@@ -65,7 +65,7 @@ void for_each_gate(const Geometry& g, F&& f) {
   }
 }
 
-// Out and all gradients against the oracle's. `parameters` compares those of the readout.
+// Compares out and all gradients with the oracle's; with `parameters` also those of the readout.
 template <class T, class Op, class Extra>
 double compare_golden(const GoldenCase& c, const Op& op, Extra&& parameters) {
   auto problem = c.problem<T>();

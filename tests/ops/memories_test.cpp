@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Memories of prototypes and what is handed to them and back: counts, widths, pages of a cache.
+// Memories of prototypes and their exchange: counts, widths, pages of a cache.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -63,7 +63,7 @@ TEST_CASE("Prototypes are given back to memories like those they were taken from
         "PrototypeMemory::give: memory 1 has dim 2, W has 3");
   CHECK(give({memory_of(3, 0, 1), memory_of(3, 0)}) ==
         "ArtMemory::set_prototypes: count 2 is outside [0, 1], the capacity");
-  taken.W[Index(taken.W.size()) - 6] = NAN;  // of the second head: the first is not changed either
+  taken.W[Index(taken.W.size()) - 6] = NAN;  // in the second head; the first is unchanged, too
   CHECK(give(memories) ==
         "ArtMemory::set_prototypes: value 0 of prototype 0 is nan; it must be finite");
   taken.W[Index(taken.W.size()) - 6] = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Dialectical attention that halts by learnt probabilities (Halting::adaptive), and the steps that forward() reports and
-// whose gradient backward() takes: by hand, against the slow twin, its tape and central differences, and at its limits.
+// whose gradient backward() takes: by hand, against the reference, its tape and central differences, and at its limits.
 //
 // The number of steps of a row jumps where its probabilities add up to 1 - spare_eps. Derivatives are compared where no row
 // is near such a jump: to_jump() measures it.
@@ -32,7 +32,7 @@ using Op = Dialectical<Real>;
 
 [[nodiscard]] double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// Every parameter random, rows of which halt after 1, 2, ... steps.
+// Random parameters, with which rows halt after 1, 2, ... steps.
 template <class T = double>
 [[nodiscard]] Dialectical<T> random_op(const Geometry& g, int max_steps, std::uint64_t seed = 7) {
   auto op = make_dialectical<T>(g, {.max_steps = max_steps, .halting = Halting::adaptive});
@@ -47,11 +47,11 @@ template <class T = double>
   return op;
 }
 
-// Of all rows and steps, how near the probabilities spent come to 1 - spare_eps.
+// The smallest distance, over all rows and steps, of the spent probabilities to 1 - spare_eps.
 [[nodiscard]] double to_jump(const Op& op, const reference::Problem<double>& problem) {
   double nearest = 1;
   const double enough = 1 - op.readout.spare_eps;
-  // p of the first n steps, by a twin that may take n steps: rho = N + R tells what is spent
+  // p of the first n steps, by a reference that may take n steps: rho = N + R tells how much is spent
   Op fewer = op;
   for (int n = 2; n <= op.readout.max_steps; ++n) {
     fewer.readout.max_steps = n;
@@ -78,7 +78,7 @@ void ask_for_steps(OpCall<Op>& call) {
   return far;
 }
 
-// Both passes against the twin and its tape.
+// Compares both passes with the reference and its tape.
 void check_call(const Op& op, const Geometry& g, const Mask<double>& mask) {
   OpCall<Op> call(op, g, mask);
   ask_for_steps(call);
@@ -445,7 +445,7 @@ TEST_CASE("ponder: steps may be stored as bfloat16 and in any layout") {
 
 namespace {
 
-// What every step leaves is a result.
+// An op whose steps are all results.
 [[nodiscard]] Op outside_op(const Geometry& g, int max_steps) {
   Op op = random_op(g, max_steps);
   op.readout.halting = Halting::outside;
@@ -477,7 +477,7 @@ TEST_CASE("ponder: with halting outside, steps are the rows of ops with fewer st
                                       : call.steps[std::size_t(r * 18 + (n - 1) * 6 + c)]);
     CHECK(rows == other.out);
   }
-  // A call that asks for no steps has the same rows, and a loss that reads none the same gradients
+  // A call without steps has the same rows, and a loss that reads no steps the same gradients
   OpCall<Op> without(call.op, g, causal<double>());
   without.grad_out = call.grad_out;
   without.forward();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Prototype attention through the doors, and its traffic with ART memories.
+// Prototype attention in public calls, and its exchange with ART memories.
 
 #include "catch.hpp"
 #include "door_case.hpp"
@@ -269,7 +269,7 @@ TEST_CASE("heads with fewer prototypes never match the padding of W") {
   auto full = random_prototype<double>(g, 5);
   auto op = full;
   op.score.counts = {2, 0};
-  // What stands in the padding makes no difference; it would win if it could.
+  // Numbers in the padding make no difference; the padding would win if it could.
   auto other = op;
   for (Index m = 2; m < 5; ++m)
     for (Index c = 0; c < 4; ++c) {
@@ -459,6 +459,6 @@ TEST_CASE("prototype attention refuses what does not fit in one sentence") {
   other = g;
   other.dim_v = 4;
   refused(with([](Op&) {}), "dim_v 4", other);
-  // Of a score without prototypes the compiler says so.
+  // The compiler refuses a score without prototypes.
   static_assert(!std::is_convertible_v<const DotScore<double>&, const PrototypeMemory<double>&>);
 }

@@ -114,7 +114,7 @@ FlowRun<T> run(const ResonantFlow<T>& flow, const RowList& drives, const RowList
   return result;
 }
 
-// The same by the long-hand twin on the visible entries, with exact derivatives.
+// The same by the reference on the visible entries, with exact derivatives.
 template <class T>
 FlowRun<double> run_by_hand(const ResonantFlow<T>& flow, const RowList& drives,
                             const RowList& dweights) {
@@ -172,7 +172,7 @@ RowList random_rows(Index rows, Index keys, double spread, unsigned seed) {
   return result;
 }
 
-// Row 1 sees nothing, row 2 its last key, odd rows beyond every third key.
+// Row 1 sees no key, row 2 its last key, odd rows beyond every third key.
 void hide_some(RowList& drives) {
   for (std::size_t i = 1; i < drives.size(); ++i)
     for (std::size_t j = 0; j < drives[i].size(); ++j)
@@ -376,7 +376,7 @@ TEST_CASE("eta = 1 is softmax, whatever the number of steps") {
 }
 
 TEST_CASE("the equilibrium is exact for every eta, length and size of the drive") {
-  // Against the plain loop in long double, run to rest (e^-50 of the change left).
+  // Compares with the plain loop in long double, run until e^-50 of the change is left.
   const auto exact = [](const Row& row, double eta) {
     std::vector<long double> a(row.size(), 0), p(row.size());
     const double contraction = std::abs(1 - eta) / 2;
@@ -711,7 +711,7 @@ double relative(const std::vector<double>& got, const std::vector<double>& want)
   return worst / std::max(largest, 1e-3);
 }
 
-// Everything that the op computes from the case's inputs; compared with what the case stores.
+// Computes everything that the op gives for the case's inputs, and compares it with the case.
 void replay(const Golden& g) {
   const Index batch = g.count("B"), heads = g.count("H"), kv_heads = g.count("Hkv"),
               len_q = g.count("Tq"), len_kv = g.count("Tk"), dim = g.count("d"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Parts that no variant combines by itself, put together: the engine against the slow twin.
+// Parts that no variant combines by itself, put together: the engine against the reference.
 
 #include "catch.hpp"
 
@@ -35,7 +35,7 @@ double deviation(const std::vector<double>& a, const std::vector<double>& b) {
   return error / top;
 }
 
-// Forward and backward of `op` under a causal mask with grouped heads, against the twin.
+// Compares forward and backward of `op` under a causal mask with grouped heads with the reference.
 template <class Op>
 void check(const Op& op) {
   const heed::Geometry g{2, 4, 4, 2, 21, 21, 6, 6};

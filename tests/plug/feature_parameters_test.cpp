@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Features of rows that read the parameters of their head: against the slow twin, with the same bits for any number of
-// threads, and kept by a cache as long as the parameters stay.
+// Features of rows that read the parameters of their head: against the reference, with the same
+// bits for any number of threads, and kept by a cache as long as the parameters do not change.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -19,7 +19,7 @@ namespace {
 using namespace heed;
 using namespace heed_test;
 
-// A temperature of the query's place and of what it sees, differentiated by the library:
+// A temperature that depends on the query's position and visible keys, differentiated by the library:
 // f = p0 log(i + 1) + p1 + 0.1 p0 n
 struct Temperature : NoSideValues {
   static constexpr int query_features = 1;
@@ -95,7 +95,7 @@ struct Weighed {
   }
 };
 
-// By place alone, of keys: differentiated by the library.
+// Features of keys that depend on the position alone, differentiated by the library.
 struct Fade : NoSideValues {
   static constexpr int key_features = 1;
   template <class Row, class S>
@@ -155,7 +155,7 @@ TEST_CASE("Gradients through features that read parameters have the same bits on
 
 TEST_CASE("What a hidden key holds does not reach parameters through its features", "[plug]") {
   std::vector<Index> of_keys(45, 0);
-  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document that no query is of
+  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document without queries
   OpCall<OwnAttention<Weighed, float>> call({}, {1, 2, 2, 2, 40, 45, 4, 4},
                                             documents<float>(std::vector<Index>(40, 0), of_keys));
   for (std::size_t j = 3; j < 45; j += 7)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learnt parameters stay where their op accepts them (core/interval.hpp): the projection by itself, and what
-// training at rates that are far too large makes of every variant that has a bound.
+// Learnt parameters stay where their op accepts them (core/interval.hpp): the projection by itself,
+// and every variant with a bound after training at rates that are far too large.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -155,7 +155,7 @@ TEST_CASE("Each part brings its parameters back to where validate() accepts them
   CHECK(own.score.weight[0] == 0.0F);
   CHECK(is_valid(own));
 
-  // A NaN is no drift: validate() names it.
+  // A NaN is not moved: validate() names it.
   dar.score.sharpness = float(kNan);
   dar.keep_in_range();
   CHECK(message_of([&] { dar.validate(sizes(), "test"); }) ==
@@ -181,13 +181,13 @@ TEST_CASE("The feedback of a converged gate shrinks, head by head, until the fix
     op.keep_in_range();
     CHECK(op.score.feedback[0] == once);
 
-    // One feedback for heads of different sharpness: that of the steepest head rules.
+    // One feedback for heads of different sharpness: the steepest head decides.
     op.score.sharpness = {-1.0F, 12.0F};
     op.score.feedback = 40.0F;
     op.keep_in_range();
     CHECK(is_valid(op));
     CHECK(op.score.contraction() == Approx(63.0 / 64).epsilon(1e-6));
-    // The same numbers are welcome where nothing converges.
+    // The same numbers are valid if the gate does not converge.
     op.score.converged = false;
     op.score.feedback = 40.0F;
     op.keep_in_range();
@@ -228,7 +228,7 @@ TEST_CASE("A constant of a layer is not moved: forward() refuses it") {
     const auto x = normals<float>(kBatch * kLen, kWidth, 1);
     nn::Matrix<float> y(x.rows(), kWidth);
     const auto forward = [&] { layer.forward(c, kBatch, x.view(), y.view()); };
-    // Neither is a learnt one before a step: this is no drift, but a mistake.
+    // A parameter that starts outside its range is not moved: this is a mistake of the caller.
     CHECK(message_of(forward).find("eta is -1, it must lie between 0 and 3") != std::string::npos);
     nn::AdamW<float>({.learning_rate = 1e-3}).step(c, layer);
     CHECK((message_of(forward) == "nothing was thrown") == learns);

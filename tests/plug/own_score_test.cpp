@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Scores of a user's own, differentiated by the library.
+// Own scores of users, differentiated by the library.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -18,7 +18,7 @@ namespace {
 using namespace heed;
 using heed_test::message_of;
 
-// Reads everything that a pair has, and knows every word of a formula.
+// A score that reads every field of a pair, and uses every word of a formula.
 template <class T>
 struct Everything {
   Param<T> slope = T(0.3), width = T(1.5);
@@ -37,7 +37,7 @@ struct Everything {
   }
 };
 
-// Does not say that its slope is a parameter.
+// A score whose slope is missing in `parameters`.
 template <class T>
 struct Unnamed {
   Param<T> slope = T(0.3);
@@ -46,7 +46,7 @@ struct Unnamed {
     return pair.logit - p[0] * distance(pair);
   }
 };
-// Takes its option for a parameter.
+// A score that reads its option as a parameter.
 template <class T>
 struct OptionAsParameter {
   Param<T> slope = T(0.3);
@@ -96,7 +96,7 @@ struct Angle {
   auto score(const auto& pair, const auto& p) const { return p[0] * cosine(pair); }
 };
 
-// By hand; wrong where `error` is not 0.
+// A score with its derivative by hand; wrong if `error` is not 0.
 template <class T>
 struct ByHand {
   Param<T> factor = T(0.7);
@@ -114,7 +114,7 @@ struct ByHand {
   }
 };
 
-// Right wherever query and key differ.
+// A score that is right wherever query and key differ.
 template <class T>
 struct Laplace {
   Param<T> rate = T(0.5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of tokens that normalisers and readouts read: against plain loops, the slow twin and forward mode.
+// Numbers of tokens that normalisers and readouts read: against plain loops, the reference and forward mode.
 
 #include "catch.hpp"
 #include "direction.hpp"
@@ -82,7 +82,7 @@ struct ByHand : PlainRows {
   }
 
  private:
-  // body(j, v, s, x, y) for each vector of pairs.
+  // Calls body(j, v, s, x, y) for each vector of pairs.
   template <class Body>
   static void for_pairs(const RowBlock<Real>& block, Body&& body) {
     for (int v = 0; v < block.vectors; ++v)
@@ -180,8 +180,8 @@ TEST_CASE("Gradients of numbers of parts have the same bits for any number of th
 
 TEST_CASE("Tokens that are decoded from a cache read the numbers of normalisers and readouts",
           "[part_inputs]") {
-  // The last tokens of a whole call, by a cache of its keys and values: their own numbers of queries, those of all keys. Few
-  // enough of them for the path of few queries, and more.
+  // The last tokens of a whole call, with a cache of its keys and values: they bring the numbers of their own queries and
+  // of all keys. Both few enough tokens for the path of few queries, and more.
   const auto check_decoding = [](auto op, Index len, Index count) {
     OpCall call(op, {1, 4, 4, 2, len, len, 8, 8}, causal<double>());
     call.forward();
@@ -215,7 +215,7 @@ TEST_CASE("Tokens that are decoded from a cache read the numbers of normalisers 
     check_decoding(All<double>{}, 45, count);
     check_decoding(Sums<double>{}, 45, count);
   }
-  // Enough keys for several parts of them, which are visited side by side.
+  // Enough keys for several parts, which are visited side by side.
   check_decoding(Gated<double>{}, 5000, 1);
   check_decoding(Streams<double>{}, 5000, 1);
 }
@@ -223,7 +223,7 @@ TEST_CASE("Tokens that are decoded from a cache read the numbers of normalisers 
 TEST_CASE("Numbers of keys that a formula's rows do not see leave no trace", "[part_inputs]") {
   std::vector<Index> of_keys(61, 0);
   std::vector<bool> hidden(61, false);
-  for (std::size_t j = 3; j < 61; j += 7) {  // a document that no query is of
+  for (std::size_t j = 3; j < 61; j += 7) {  // a document without queries
     of_keys[j] = 1;
     hidden[j] = true;
   }

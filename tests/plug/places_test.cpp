@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scores know of places: learnt tables by distance or by pair of positions, positions of rows, counts of visible keys;
-// against the slow twin.
+// Scores that read positions: learnt tables by distance or by pair of positions, positions of rows,
+// counts of visible keys; against the reference.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -20,7 +20,7 @@ namespace {
 using namespace heed;
 using heed_test::message_of;
 
-// Distances 0 ... 3 one by one, further ones by powers of two; those to the other side apart.
+// Distances 0 ... 3 one by one, further ones by powers of two; those to the other side in buckets of their own.
 template <class Real>
 struct Buckets {
   Param<Real> table = Param<Real>(std::vector<Index>{1, 16});
@@ -61,7 +61,7 @@ struct Image {
   }
 };
 
-// Forgets that keys may stand behind the query.
+// A score that forgets that keys may stand behind the query.
 template <class Real>
 struct Nearest {
   Param<Real> table = Param<Real>(std::vector<Index>{1, 4});
@@ -147,7 +147,7 @@ void check(Op op) {
        {Geometry{2, 4, 4, 2, 11, 11, 6, 6}, Geometry{1, 2, 2, 1, 70, 131, 6, 3}})
     for (const Index heads : {Index(1), g.heads}) {
       fill(op, heads);
-      // Those sizes beside that have other numbers of heads are refused, and the report says so.
+      // Additional sizes with other numbers of heads are refused, and the report says so.
       const OpReport report = check_op(op, g, {.max_entries_per_tensor = 24});
       INFO(report.text());
       CHECK(report.passed());
@@ -197,7 +197,7 @@ TEST_CASE("What a hidden key holds does not reach the table", "[plug]") {
   fill(op, 1);
   const Geometry g{1, 2, 2, 2, 40, 45, 4, 4};
   std::vector<Index> of_keys(45, 0);
-  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document that no query is of
+  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document without queries
   OpCall<OwnAttention<Image, float>> call(op, g,
                                           documents<float>(std::vector<Index>(40, 0), of_keys));
   for (std::size_t j = 3; j < 45; j += 7)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs::first_query: some queries of a sequence, told where they stand, have the rows and the gradients that they have among
-// all queries, whatever reads their positions.
+// Inputs::first_query: some queries of a sequence, given their position, have the rows and the
+// gradients that they have among all queries, whichever part reads positions.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -27,7 +27,7 @@ namespace {
 using namespace heed;
 using heed_test::message_of;
 
-// What is read of positions by pairs, rows, tables, transforms and sums, one at a time.
+// Scores that read positions by pairs, rows, tables, transforms and sums, one kind at a time.
 template <class T>
 struct Fading {
   Param<T> slope = T(0.2);
@@ -153,7 +153,7 @@ struct Some {
   g.first_query = some.first;
   return g;
 }
-// Their rows of a tensor of all queries, `width` numbers each.
+// The rows of these queries in a tensor of all queries, `width` numbers each.
 [[nodiscard]] std::vector<double> rows_of_some(const std::vector<double>& all, const Some& some,
                                                Index width) {
   std::vector<double> rows;
@@ -172,7 +172,7 @@ struct Some {
   return gap / size;
 }
 
-// The whole sequence, whose loss depends on some of its rows alone; and a call on their queries.
+// The whole sequence, with a loss that depends on some of its rows; and a call on their queries.
 template <class Op>
 struct Calls {
   OpCall<Op> whole, part;
@@ -199,7 +199,7 @@ struct Calls {
   }
 };
 
-// Forward mode, where every input and parameter moves.
+// Forward mode, with all inputs and parameters moved.
 template <class Op>
 void check_jvp(Calls<Op>& calls, const Some& some) {
   const auto wave = [](std::size_t size, double at) {

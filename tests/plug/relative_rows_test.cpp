@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learnt rows by distance, q . r(i - j): against the slow twin, with the same bits for any number of threads, in decoding, and
-// with NaNs where nothing may read them.
+// Learnt rows by distance, q . r(i - j): against the reference, with the same bits for any number
+// of threads, in decoding, and with NaNs at places that must not be read.
 
 #include "cached_tokens.hpp"
 #include "catch.hpp"

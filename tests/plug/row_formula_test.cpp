@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row normalisers of which only forward(row) is written: against the slow twin and difference quotients, against derivatives by
-// hand, and what hidden pairs, threads and several score maps may and may not do.
+// Row normalisers given by forward(row) alone: against the reference and difference quotients, and
+// against derivatives by hand; with hidden pairs, several threads and several score maps.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -20,7 +20,8 @@ using namespace heed_test;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Reads all that a row has, but tables and further maps: positions, counts, the query, the extra input, parameters.
+// A formula that reads everything of a row except tables and further maps: positions, counts, the
+// query, the extra input, parameters.
 template <class T>
 struct Everything : PlainRows {
   static constexpr bool uses_extra = true, uses_query = true;
@@ -44,7 +45,7 @@ struct Everything : PlainRows {
   }
 };
 
-// Every word of formulas, each with a weight of its own.
+// A formula with every word, each with a weight of its own.
 template <class T>
 struct Words : PlainRows {
   auto forward(const auto& row) const {
@@ -156,7 +157,7 @@ struct Roots : PlainRows {
   }
 };
 
-// Uniform weights, and how many keys there are as a diagnostic.
+// Uniform weights, with the number of keys as a diagnostic.
 template <class T>
 struct Counting : PlainRows {
   static constexpr int diagnostics = 1;
@@ -247,7 +248,7 @@ TEMPLATE_TEST_CASE("A formula's gradients are those by hand", "[plug]", float, d
 }
 
 TEST_CASE("What hidden pairs hold leaves no trace in a formula's row", "[plug]") {
-  // Keys of a document that no query is of, and keys behind the query.
+  // Hides keys of a document without queries, and keys behind the query.
   const auto run = [](auto op, double at_hidden) {
     const Geometry g{1, 3, 3, 3, 40, 45, 6, 6};
     std::vector<Index> of_keys(45, 0);
@@ -311,7 +312,7 @@ TEST_CASE("A formula has the same bits for any number of threads", "[plug]") {
 
 namespace {
 
-// Mistakes that only numbers tell.
+// Mistakes that show only in numbers.
 template <class T>
 struct Mistaken : PlainRows {
   int mistake = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streaming normalisers of one's own, lse as a result of its own, and readouts that read it: each against its slow twin,
-// under every mask, at short and long lengths.
+// Own streaming normalisers, lse as a result, and readouts that read it: each against its
+// reference, under every mask, at short and long lengths.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -94,7 +94,7 @@ struct SquaredRelu : StreamedRows<Real, 1> {
   }
 };
 
-// out = mixed * sigmoid(lse): a row that matches nothing is quiet.
+// out = mixed * sigmoid(lse): a row that matches no key is small.
 template <class Real>
 struct LoudRows : PlainReadout {
   static constexpr bool saves_mixed = true, uses_lse = true;

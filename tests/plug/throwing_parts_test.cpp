@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a user's op that throw: the exception reaches the caller, from any thread, and no other worker waits for
-// the one that failed. And children of fork(), which have the one thread that called it.
+// Parts of a user's op that throw: the exception reaches the caller, from any thread, and no other worker waits for the one
+// that failed. Also children of fork(), which have only the thread that called it.
 
 #include "catch.hpp"
 #include "door_case.hpp"
@@ -103,7 +103,7 @@ void check_every_failure() {
       INFO(threads << " threads, call " << at);
       CHECK_THROWS_AS(queue.forward(threads, at), PartFailed);
       CHECK_THROWS_AS(queue.backward(threads, -1),
-                      std::invalid_argument);  // `saved` is of a call that failed
+                      std::invalid_argument);  // `saved` belongs to a call that failed
       queue.forward(threads, -1);
       CHECK_THROWS_AS(queue.backward(threads, at), PartFailed);
       CHECK_NOTHROW(queue.backward(threads, -1));

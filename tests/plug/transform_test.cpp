@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row transforms of queries and keys, and their parameters: against the slow twin, with the same bits for any number of
-// threads, from a cache, and as what calls on transformed tensors give.
+// Row transforms of queries and keys, and their parameters: against the reference, with the same
+// bits for any number of threads, from a cache, and against calls on transformed tensors.
 
 #include "cached_tokens.hpp"
 #include "catch.hpp"
@@ -41,7 +41,7 @@ struct ScaledMetric {
 template <class T>
 using TwoMaps = Attention<T, OwnScore<Turned, T>, Difference<T, GivenLambda<T>>, Identity<T>>;
 
-// Parameters as they may be: one value or per head, gains other than 1.
+// Sets parameters to ordinary values: one value or per head, gains other than 1.
 template <class Op>
 void fill(Op& op, const Geometry& g, bool per_head) {
   using T = typename Op::Scalar;
@@ -103,7 +103,7 @@ TEST_CASE("Gradients through transforms have the same bits for any number of thr
 TEST_CASE("What a hidden key holds does not get through a transform", "[plug]") {
   const Geometry g{1, 2, 2, 2, 40, 45, 4, 4};
   std::vector<Index> of_keys(45, 0);
-  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document that no query is of
+  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document without queries
   OwnAttention<NormedTurned, float> op;
   fill(op, g, true);
   OpCall<OwnAttention<NormedTurned, float>> call(

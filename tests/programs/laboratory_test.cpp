@@ -119,7 +119,7 @@ TEST_CASE("A list of tasks may have numbers of a task between its commas") {
 
 TEST_CASE("A longer task differs in its length alone") {
   CHECK(*longer_spec("induction:len=30,vocabulary=20", 4) == "induction:len=120,vocabulary=20");
-  // None as short as those of training.
+  // No length of the test is as short as those of training.
   CHECK(*longer_spec("dyck:kinds=4,depth=4,least=1,len=64", 2) ==
         "dyck:kinds=4,depth=4,least=65,len=128");
   CHECK_FALSE(longer_spec("compress:len=16,vocabulary=16", 2).has_value());
@@ -143,7 +143,7 @@ TEST_CASE("A lock on a file is held alone or shared, ends with its process, and 
     CHECK_FALSE(third.try_alone());
   }
   CHECK_FALSE(std::filesystem::exists(file));
-  // Who waits for one that removes the file as it leaves has a file that the next one sees.
+  // A process that waits for a lock whose holder removes the file as it leaves gets a file that the next one sees.
   auto first = std::make_unique<FileLock>(file);
   REQUIRE(first->try_alone());
   const pid_t process = ::fork();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_lm as a program: signals, resuming, numbers that are not finite, and what it does with bad files.
+// heed_lm as a program: signals, resuming, numbers that are not finite, and bad files.
 
 #include "catch.hpp"
 #include "temporary.hpp"
@@ -46,8 +46,8 @@ struct Folder : heed_test::TemporaryFolder {
   }
 };
 
-// heed_lm in a process of its own. What it prints waits in a pipe of one page: a program that prints cannot
-// run far ahead of the test, however slow the machine.
+// heed_lm in a process of its own. The output waits in a pipe of one page, so that the program
+// cannot run far ahead of the test, however slow the machine.
 class Program {
  public:
   explicit Program(const Arguments& arguments) {
@@ -63,7 +63,7 @@ class Program {
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());
     pointers.push_back(nullptr);
-    // Whatever the tests were started with: nohup ignores SIGHUP.
+    // Signals have their defaults, whatever started the tests: nohup ignores SIGHUP.
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     sigset_t defaults;
@@ -92,7 +92,7 @@ class Program {
     while (output_.find(text) == std::string::npos) REQUIRE(read_some());
   }
   void interrupt(int number = SIGINT) const { REQUIRE(kill(process_, number) == 0); }
-  // Nobody reads any more what it prints.
+  // Closes the reading end of the program's output.
   void close_output() {
     if (output_end_ >= 0) close(output_end_);
     output_end_ = -1;
@@ -165,7 +165,7 @@ Arguments with(Arguments all, const Arguments& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
-// Returns what it printed.
+// Returns the program's output.
 std::string run(const Arguments& arguments) {
   Program program(arguments);
   const int code = program.finish();
@@ -354,7 +354,7 @@ TEST_CASE("The command that a stopped run prints goes on from there when a shell
   CHECK(command.find('\n') == command.size() - 1);
   CHECK(command.find('\t') == std::string::npos);
   CHECK(command.find("train --resume ") != std::string::npos);
-  // bash, as $'...' came into other shells late.
+  // The script runs in bash, since $'...' came into other shells late.
   const std::string script = folder.write("script", command);
   CHECK(std::system(("cd / && bash '" + script + "' >/dev/null").c_str()) == 0);
   CHECK(heed::io::read_file(parts) == heed::io::read_file(whole));
@@ -416,7 +416,7 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");
   refuses({"--vocab", vocab, "--merges", merges},
           "--vocab was given" + had + "the tokenizer characters");
-  // What agrees may be said again.
+  // Options that agree with the checkpoint may be given again.
   run(with(resume,
            {"--variant", "dar", "--width", "16", "--hidden", "64", "--len", "16", "--dropout",
             "0.1", "--batch", "4", "--lr", "1e-3", "--seed", "1", "--tokenizer", "characters"}));
@@ -579,7 +579,7 @@ TEST_CASE(
     const int step = steps_of(out);
     CHECK(step >= 1);
     CHECK(said.find(out + " holds step " + std::to_string(step)) != std::string::npos);
-    // What was kept can be worked with.
+    // The kept file can be used.
     run({"eval", out, "--text", text, "--threads", "1"});
   }
   for (const auto& [rate, variant] : {std::pair{"1e4", "sdpa"}, {"1e10", "prototype-art"}}) {
@@ -814,7 +814,7 @@ TEST_CASE(
   every_command(": the tensors end at byte ");
   refused({"info", bad}, ": the tensors end at byte ");
 
-  // A GPT-2 that heed cannot take is said to be one by its tensors.
+  // A GPT-2 that heed cannot take is recognised by its tensors.
   const auto gpt2 = [&](std::vector<heed::Index> words, std::vector<heed::Index> positions) {
     heed::io::SafetensorsWriter writer;
     const auto add = [&](const std::string& name, const std::vector<heed::Index>& shape) {

@@ -408,7 +408,7 @@ TEST_CASE("A prior of PonderNet says how many steps a model takes") {
     REQUIRE(answers > 0);
     return steps / answers;
   };
-  // Of six steps 4.1 with a prior of 0.15, and 1.2 with 0.8
+  // The mean is 4.1 of six steps with a prior of 0.15, and 1.2 with 0.8.
   const double slow = steps_of(0.15), fast = steps_of(0.8);
   CAPTURE(slow, fast);
   CHECK(slow > 3.3);
@@ -579,7 +579,7 @@ TEST_CASE("The plot of a run's speed has the tokens of its steps over the second
   report.write();
   const auto [heights, top] = heights_of(folder.path / "pages" / "speed.svg");
   CHECK(heights.size() == 60);
-  for (const double y : heights) CHECK(y == Approx(top).margin(0.02));  // of the tick at 500
+  for (const double y : heights) CHECK(y == Approx(top).margin(0.02));  // as high as tick 500
 }
 
 TEST_CASE("A line of progress is cut to the terminal, at a character") {
@@ -841,7 +841,7 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
   CHECK(model("variant", std::string(1 << 20, 'x')).size() < 2000);  // it lists all variants
   CHECK(model("activation", "relu6").find(own + "cannot be used: ") == 0);
 
-  // Numbers that the file's tensors do not bear out; 1 TB and more if they were believed.
+  // Numbers that contradict the file's tensors; they would take 1 TB and more.
   CHECK(model("vocabulary", Index(1) << 40) ==
         own + "has vocabulary = 1099511627776, its tokenizer has " + words + " tokens");
   CHECK(model("width", 65'536) ==

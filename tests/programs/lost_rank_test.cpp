@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Which rank is to blame where several wait: ranks that are threads of this program, with messages in its memory.
+// Which rank is to blame if several wait: ranks that are threads of this program, with messages in its memory.
 
 #include "catch.hpp"
 
@@ -76,8 +76,8 @@ class MemoryLink final : public Link {
   std::vector<Wanted> wanted_;
 };
 
-// What rank 0 of three says of its loss, in `waits`. Rank 2 waits for a text of rank 1, which sends it only when rank 0 is
-// done.
+// The sentence of rank 0 of three about its loss, in `waits`. Rank 2 waits for a text of rank 1,
+// which sends it only when rank 0 is done.
 template <class F>
 [[nodiscard]] std::string said_by_first(const F& waits) {
   Mail mail;

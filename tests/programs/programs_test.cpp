@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What heed's programs have in common: exit codes, standard streams, and the fields of bench/FORMATS.md.
+// The common behaviour of heed's programs: exit codes, standard streams, and the fields of bench/FORMATS.md.
 
 #include "catch.hpp"
 #include "programs/shell.hpp"
@@ -43,7 +43,7 @@ const std::string kTask =
   return names;
 }
 
-// As the tables write a path; what they document with a star matches any name. An empty list has no path.
+// Adds the paths of a JSON value in the tables' notation; a star in the tables matches any name. An empty list has no path.
 void add_paths(const Json& json, const std::string& path, const Names& known, Names& paths) {
   if (json.is_object())
     for (const auto& [key, value] : json.items()) {
@@ -61,7 +61,7 @@ void add_paths(const Json& json, const std::string& path, const Names& known, Na
   return paths;
 }
 
-// Each name with the pattern that it matches; with itself where there is none.
+// Each name with the pattern that it matches; with itself if there is none.
 [[nodiscard]] Names patterns_of(const Names& names, const Names& patterns) {
   Names found;
   for (const std::string& name : names) {
@@ -86,7 +86,7 @@ void add_paths(const Json& json, const std::string& path, const Names& known, Na
   Names found;
   for (const std::string& line : lines_of(text)) {
     std::string match = line;
-    std::size_t fixed = 0;  // the pattern that says most
+    std::size_t fixed = 0;  // the pattern with the most fixed characters
     for (const std::string& pattern : documented_lines)
       if (std::regex_match(line, line_pattern(pattern)) &&
           (match == line || pattern.size() > fixed)) {
@@ -213,7 +213,7 @@ TEST_CASE("heed_compare --dtype bf16 compares on tensors of bfloat16") {
   return chosen;
 }
 
-// Without those that begin with one of `begins`.
+// The names that begin with none of `begins`.
 [[nodiscard]] Names without(Names names, const std::vector<std::string>& begins) {
   for (const std::string& begin : begins) names = beginning(names, begin, false);
   return names;
@@ -395,7 +395,7 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
   REQUIRE(json.at("heads").size() == 4);
   for (const Json& head : json.at("heads")) {
     REQUIRE(head.at("rows").size() == 9);
-    // The first token sees itself alone, and nobody sees a later one.
+    // The first token sees itself alone, and no token sees a later one.
     CHECK(head.at("rows").at(0).at("links").size() == 1);
     CHECK(head.at("rows").at(0).at("entropy") < 1e-6);
     for (std::size_t i = 0; i < 9; ++i) {
@@ -410,7 +410,7 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
       }
     }
   }
-  // A head alone: a line for each token, which names as many others as were asked for.
+  // A single head: a line for each token, which names as many others as were requested.
   const Result one = shell.done(inspect + "--layer 1 --head 0 --top 2 --json -");
   CHECK(lines_of(one.err).size() == 2 + 9);
   CHECK(std::regex_match(lines_of(one.err).at(10),
@@ -782,7 +782,7 @@ TEST_CASE("heed_bench refuses what it cannot use, and its file has the documente
       "--benchmark_filter='^(dar/forward/float/(H16_T1x1024_d64|H8_T200_d40)|layer/forward/"
       ".*threads)/' ";
   (void)shell.done(two + "--benchmark_out=a.json");
-  // Repetitions of calls of microseconds end.
+  // Repeated measurements of calls of microseconds end.
   const std::string decode = "heed_bench --benchmark_filter='^sdpa/forward/float/H1_T1x512_d64/' ";
   CHECK(shell.done(decode + "--benchmark_repetitions=3").out.find("_median") != std::string::npos);
   Names counters;

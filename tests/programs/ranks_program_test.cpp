@@ -37,7 +37,7 @@ void make_long_text(const Shell& shell) { (void)shell.done("seq 3000 > long.txt"
   return std::stod(out.substr(at + word.size() + 1));
 }
 
-// The lines of standard error that heed wrote; the launcher adds its own.
+// The lines of standard error that come from heed; the launcher adds its own.
 [[nodiscard]] std::vector<std::string> sentences(const std::string& err) {
   std::vector<std::string> own;
   for (const std::string& line : lines_of(err))
@@ -45,7 +45,7 @@ void make_long_text(const Shell& shell) { (void)shell.done("seq 3000 > long.txt"
   return own;
 }
 
-// All numbers of a record of heed_compare but times.
+// All numbers of a record of heed_compare except times.
 [[nodiscard]] json without_times(const json& record) {
   if (!record.is_structured()) return record;
   json rest = record.is_array() ? json::array() : json::object();

@@ -151,10 +151,10 @@ TEST_CASE("A text goes from each rank to the first") {
 
 namespace {
 
-// Loss and gradient of `batch` on `ranks`, groups of context_ranks of which share sequences, against those of one process.
-// The float rule: a gradient in float is a sum of tokens' parts in another order; each order of n of them errs by at most n eps
-// of the sum of magnitudes, which the largest gradient of the tensor bounds within a factor of some tens here. n is 84 for
-// ragged_batch(), and serves the 3 * 600 tokens of long_batch(), too.
+// Compares loss and gradient of `batch` on `ranks`, whose groups of context_ranks share sequences, with those of one
+// process. The float rule: a gradient in float is a sum of tokens' parts in another order; each order of n of them errs by
+// at most n eps of the sum of magnitudes, which the largest gradient of the tensor bounds within a factor of some tens
+// here. n is 84 for ragged_batch(), and serves the 3 * 600 tokens of long_batch(), too.
 void check_shared_gradient(const heed_lm::ModelConfig& config, const heed_lm::Batch& batch,
                            Ranks& ranks, int context_ranks = 1) {
   heed_lm::Model whole = heed_lm::make_model(config), shared = heed_lm::make_model(config);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The pictures of --report: well-formed, complete, and each number where its axis says.
+// The pictures of --report: well-formed, complete, and each number at its place on the axis.
 
 #include "catch.hpp"
 #include "temporary.hpp"
@@ -42,8 +42,8 @@ struct Element {
   }
 };
 
-// All elements of an XML text; throws where it is not well-formed. Knows what the writers use: elements,
-// attributes in double quotes, five entities, and one document type.
+// All elements of an XML text; throws if it is not well-formed. It knows what the pictures use:
+// elements, attributes in double quotes, five entities, and one document type.
 class Xml {
  public:
   explicit Xml(const std::string& text) : text_(text) {
@@ -164,7 +164,7 @@ class Xml {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Where a text stands: as wide as text_width() says, from its capitals' tops to below its line.
+// The box of a text: as wide as text_width() says, from its capitals' tops to below its line.
 struct TextBox {
   double left, top, right, bottom;
   std::string text;
@@ -225,7 +225,7 @@ class Draws {
     return std::uniform_int_distribution<>(low, high)(random_);
   }
   [[nodiscard]] bool one_in(int n) { return whole(1, n) == 1; }
-  // Of any size from 1e-5 to 1e8, or close to 1.
+  // A number of any size from 1e-5 to 1e8, or one close to 1.
   [[nodiscard]] double number() {
     if (one_in(3)) return real(0.9, 1.5);
     return std::pow(10.0, real(-5, 8)) * (one_in(8) ? -1 : 1);
@@ -396,7 +396,7 @@ TEST_CASE("A point of a line plot lies where the ticks of its numbers lie") {
   CHECK(points[2].y == Approx(top + 0.5 * frame.number("height")).margin(0.02));
   CHECK(xml.text_of("4").number("x") == Approx(points[1].x));
   CHECK(xml.text_of("2").attributes.at("text-anchor") ==
-        "middle");  // of x: the first one in the text
+        "middle");  // tick of x, the first in the text
   CHECK(says(xml, "A title"));
   CHECK(says(xml, "loss, nats"));
 }
@@ -549,7 +549,7 @@ TEST_CASE("Names stand at the ends of their lines, in their order, and the lines
   REQUIRE(leaders.size() == series.size());
   double above = 0;
   for (int rank = 13; rank >= 0; --rank) {
-    const int i = rank * 3 % 14;  // of which (i * 5) % 14 is the rank
+    const int i = rank * 3 % 14;  // line i has rank i * 5 % 14
     const Element name = xml.text_of("line " + std::to_string(i));
     CHECK(name.number("x") > right);
     CHECK(name.number("y") > above);
@@ -558,7 +558,7 @@ TEST_CASE("Names stand at the ends of their lines, in their order, and the lines
     CHECK(leader[1].y == Approx(name.number("y") - 4).margin(0.02));
     const std::vector<Point> line = points_of(xml.all("polyline", "line").at(std::size_t(i)));
     CHECK(leader[0].y == Approx(line[1].y).margin(0.02));
-    // Of more lines than colours, those that end beside each other differ.
+    // If there are more lines than colours, lines that end beside each other have different colours.
     const std::string number = std::to_string((13 - rank) % kColours);
     CHECK(leaders[std::size_t(i)].is("l" + number));
   }
@@ -597,7 +597,7 @@ TEST_CASE("Labels are spread out with the least squares of their ways") {
     };
     CAPTURE(seed, count);
     CHECK(is_allowed(places));
-    // No run of labels can move together and come nearer to what it wishes.
+    // No run of labels can move together and come nearer to the wished places.
     for (std::size_t first = 0; first < count; ++first)
       for (std::size_t last = first; last < count; ++last)
         for (const double step : {-0.01, 0.01}) {
@@ -696,7 +696,7 @@ TEST_CASE("Named rows of a heat map have their numbers in their cells, in ink th
   CHECK(wide.text_of("1.00").number("y") == Approx(wide.text_of("first").number("y")));
   CHECK_FALSE(wide.text_of("1.00").attributes.contains("transform"));
   CHECK(wide.all("text", "on-dark").size() + wide.all("text", "on-light").size() == 3);
-  // Upright where a cell is as narrow as a name.
+  // Names are upright if a cell is as narrow as a name.
   map.columns = 16;
   map.column_names.assign(16, "a");
   map.values.assign(32, 0.25);

@@ -16,7 +16,7 @@ using namespace scaling;
   const double len = double(p.len);
   return 4 * len * (len + 1) / 2 * double(p.heads * p.dim) / machine.flops;
 }
-// Of forward, and of backward where the problem has it.
+// The work of forward, and of backward if the problem has it.
 [[nodiscard]] double work_of(const Problem& p, const Machine& machine) {
   return forward_seconds(p, machine) * (p.backward ? 3.5 : 1);
 }
@@ -80,7 +80,7 @@ TEST_CASE("Without a network n ranks take an n-th of the time") {
       INFO(ranks << " ranks");
       for (const Method method : {Method::gather, Method::heads})
         CHECK(times_of(method, p, machine, ranks).total == Approx(ideal).epsilon(1e-9));
-      // A block of the ring is one n-th of a rank's work but for the diagonal, which differs by half a token.
+      // A block of the ring is one n-th of a rank's work except for the diagonal, which differs by half a token.
       const double ring = times_of(Method::ring, p, machine, ranks).total;
       CHECK(ring >= ideal * (1 - 1e-9));
       CHECK(ring <= ideal * (1 + 2e-2));
@@ -116,7 +116,8 @@ TEST_CASE("Without work, messages take their closed forms") {
           Approx((ranks - 1) * step).epsilon(1e-9));
     CHECK(times_of(Method::ring, p, machine, ranks).total ==
           Approx((ranks - 1) * step).epsilon(1e-9));
-    // backward: gradients go around once more in the gather; in the ring they travel with their block, and go home.
+    // backward: gradients go around once more in the gather; in the ring they travel with their
+    // block, and end at its owner.
     Problem both = p;
     both.backward = true;
     CHECK(times_of(Method::gather, both, machine, ranks).total ==

@@ -63,7 +63,7 @@ class Shell {
     REQUIRE(result.code == 0);
     return result;
   }
-  // Exit code 2 and one sentence that has `words`.
+  // Checks for exit code 2 and one sentence that has `words`.
   void refuses(const std::string& command, const std::string& words) const {
     const Result result = run(command);
     INFO(command << "\n" << result.out << result.err);

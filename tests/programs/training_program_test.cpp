@@ -23,7 +23,7 @@ const std::string kSmall =
     "heed_compare --train 4 --seed 7 --width 16 --heads 2 --depth 1 --batch 4 --threads 1 "
     "--variants sdpa,dar ";
 
-// What does not depend on the clock and on how many ran beside.
+// The results without what depends on the clock and on other runs.
 [[nodiscard]] Json timeless(const std::string& text) {
   Json json = Json::parse(text);
   for (Json& variant : json.at("variants")) variant.erase("tokens_per_second");
@@ -120,11 +120,11 @@ TEST_CASE("A folder in use is refused to other settings, and a killed run leaves
   std::ofstream(shell.path("cells/.heed-1-0.tmp")) << "left";
   (void)shell.done(command("4"));
   CHECK(shell.files("cells").size() == 1 + 2);  // settings.json, variants
-  // Several runs of the same settings may use it.
+  // Several runs of the same settings may use the folder.
   (void)shell.done(command("4") + "--seeds 2 & " + command("4") +
                    "--seeds 2 --lr 1e-3; code=$?; wait $! && test $code = 0");
   CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2);
-  // Also a run that writes nothing removes what a killed one left.
+  // Also a run that writes nothing removes leftovers of a killed one.
   std::ofstream(shell.path("cells/.heed-1-0.tmp")) << "left";
   (void)shell.done(command("4") + "--seeds 2");
   CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2);
@@ -166,7 +166,7 @@ TEST_CASE("Runs whose files are damaged are named and made again, and the others
   CHECK(read(shell.path(files[5])) == kept);
   CHECK(again.err.find("plan: 6 runs of 4 steps: 1 task, 2 variants, 3 seeds; 1 is done in") !=
         std::string::npos);
-  // One with other settings is no damage: both runs are worth something.
+  // A cell with other settings is not damaged: both runs are worth keeping.
   edit(1, [](Json& cell) { cell["settings"]["steps"] = 5; });
   shell.refuses(command, "--out cells: " + files[1].substr(6) +
                              " has other settings: steps is 5 there, 4 here");
@@ -202,7 +202,7 @@ TEST_CASE("Without --jobs and --threads the plan says which is faster, and resul
   CHECK(training.at("jobs").get<int>() * training.at("threads").get<int>() == 2);
   CHECK(undivided(json) ==
         undivided(Json::parse(shell.done(command + tasks + "--threads 1 --json -").out)));
-  // One thread, --threads, or one run: nothing is left to choose.
+  // With one thread, --threads, or one run there is nothing to choose.
   for (const std::string& plain :
        {"OMP_NUM_THREADS=1 " + command + tasks, two_threads + command + tasks + "--threads 2",
         two_threads + std::regex_replace(command, std::regex("sdpa,dar"), "sdpa") +
@@ -241,7 +241,7 @@ TEST_CASE("A sweep chooses the rate of each variant on rows of its own, and repo
   REQUIRE(json.at("records").size() == 2 * 2);
   for (const Json& record : json.at("records")) CHECK(record.at("seed") <= 8);
   CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2 + 2 * 2);
-  // The rows of a text that choose are not those that are reported.
+  // Rows of a text that choose a rate are not among the reported ones.
   const std::string text = kSmall + "--text text.txt --len 8 --json - ";
   const auto answers = [&](const std::string& more) {
     return Json::parse(shell.done(text + more).out).at("records").at(0).at("answers").get<int>();
@@ -270,7 +270,7 @@ TEST_CASE("Steps to 90 % are counted on rows of their own, every so many steps")
       CHECK((one.at("accuracy") < 0.9 || !before));
     }
   }
-  // Scores in between do not change what is learnt.
+  // Scores in between do not change the training.
   const Json without = Json::parse(shell.done(command + "--eval-every 0").out);
   CHECK(without.at("courses").empty());
   CHECK(without.at("records") == json.at("records"));
@@ -328,7 +328,7 @@ TEST_CASE("Losses have one unit, and scores say of how many answers they are") {
         std::string::npos);
   CHECK(read(shell.path("pages/validation_loss_text.svg")).find("nats per token") !=
         std::string::npos);
-  std::map<std::string, std::set<int>> answers;  // of a task's test
+  std::map<std::string, std::set<int>> answers;  // the answers in a task's test
   const Json json = Json::parse(read(shell.path("a.json")));
   for (const Json& record : json.at("records"))
     answers[record.at("task").get<std::string>().substr(0, 4) + " " +
@@ -387,10 +387,11 @@ TEST_CASE("A page has the scores, differences, intervals and verdicts of the ter
     CHECK(page.find("<td>" + found[1].str() + "</td><td>" + found[2].str() + "</td>") !=
           std::string::npos);
   }
-  CHECK(differences == 1 + 4);  // of parity, tests of 2, 4 and 8 times the length
+  // One of induction and four of parity, at 1, 2, 4 and 8 times the length.
+  CHECK(differences == 1 + 4);
   CHECK(page.find("difference in accuracy to sdpa, mean and 95 % interval") != std::string::npos);
   CHECK(read(shell.path("pages/accuracy_by_task.svg")).find("class=\"on-") != std::string::npos);
-  // The intent of this setting can be calculated from queries, keys and values: what rounding leaves is no picture.
+  // The intent of this setting can be calculated from queries, keys and values: mere rounding errors make no picture.
   CHECK(shell.files("pages").count("measure_intent_distance_parity.svg") == 0);
   CHECK(shell.files("pages").count("measure_mean_gate_parity.svg") == 1);
 }
@@ -475,7 +476,7 @@ TEST_CASE("Noise on queries and keys is a test of its own, which changes no othe
   };
   const Json without = Json::parse(shell.done(command).out);
   CHECK(records(with, "held out") == records(without, "held out"));
-  for (const std::size_t n : {0u, 1u})  // what is measured has none
+  for (const std::size_t n : {0u, 1u})  // the measured data have none
     CHECK(with.at("variants").at(n).at("measures") == without.at("variants").at(n).at("measures"));
   CHECK(records(with, "noise 0.01")[0].at("loss") != records(with, "held out")[0].at("loss"));
   CHECK(records(with, "noise 0.01")[0].at("loss").get<double>() ==
@@ -498,7 +499,7 @@ TEST_CASE("Measures stand at answers and elsewhere, of a task and not of a text"
       CHECK(variant.at(where).at("row_entropy") <= std::log(11.0));  // a row of all tokens
       CHECK(variant.at(where).at("top_weight") > 0.05);
     }
-  // Answers are asked for behind all other tokens, where rows are longest.
+  // Tokens that ask for answers come behind all others, where rows are longest.
   CHECK(task.at("variants").at(0).at("measures_at_answers").at("row_entropy") >
         task.at("variants").at(0).at("measures_elsewhere").at("row_entropy"));
   const Json& dar = task.at("variants").at(0);
@@ -576,7 +577,7 @@ TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all
   CHECK(result.out.find("    after stage 3, accuracy on each: ") != std::string::npos);
   CHECK(result.out.find("    backward transfer ") != std::string::npos);
   CHECK(shell.files("pages").count("forgetting.svg") == 1);
-  // Without stages there is nothing to freeze for.
+  // Without stages a frozen memory makes no sense.
   (void)shell.done(kSmall + "--text text.txt --then text.txt --then text.txt --len 8");
   shell.refuses("heed_compare --train 1 --alphabets 2",
                 "--alphabets was given and --task is text, but a text has one alphabet");

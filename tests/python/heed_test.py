@@ -241,7 +241,7 @@ class Memory(unittest.TestCase):
         w = rng.normal(size=(BATCH, LEN, HEADS, DIM)).transpose(0, 2, 1, 3)
         grads, wanted = heed.backward(call, w), heed.backward(twin, w)
         self.assertTrue((grads.key == wanted.key).all())
-        # Every second head, every third token; one key head for all.
+        # Views of every second head and every third token; one key head for all.
         few, one = q[:, ::2, 1::3], np.broadcast_to(k[:, :1], k.shape)
         out = heed.attention(few, one[:, :2], v[:, :2])
         self.assertTrue((out == heed.attention(few.copy(), one[:, :2].copy(), v[:, :2].copy())).all())
@@ -633,7 +633,7 @@ class Errors(unittest.TestCase):
                 raise KeyboardInterrupt
             heed.attention(q, k, v, visible=stop)
 
-        # The first error ends the call, in backward, too: the library asks no more.
+        # The first error ends the call, in backward, too: the library asks no further.
         right = [True]
 
         def once(b, h, i, j):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# From a block of README.md to a translation unit. Text is cut at what stands in it and never becomes a
-# list, so that brackets and semicolons are safe.
+# Makes a translation unit from a block of README.md. Text is cut at strings in it and never becomes
+# a list, so that brackets and semicolons are safe.
 
-# heed_cut(text separator before behind): sets `before` and `behind` to what stands on either side of the
-# first `separator`; without one, to the whole text and to nothing.
+# heed_cut(text separator before behind): sets `before` and `behind` to the text on either side of
+# the first `separator`; without one, to the whole text and to nothing.
 function(heed_cut text separator before behind)
   string(FIND "${text}" "${separator}" at)
   if(at LESS 0)
@@ -27,7 +27,8 @@ function(heed_move_line counter text)
   set(${counter} ${moved} PARENT_SCOPE)
 endfunction()
 
-# heed_write_changed(file text): writes what differs, so that nothing else is compiled again.
+# heed_write_changed(file text): writes the file if it differs, so that nothing else is compiled
+# again.
 function(heed_write_changed file text)
   set(old "")
   if(EXISTS "${file}")
@@ -38,8 +39,8 @@ function(heed_write_changed file text)
   endif()
 endfunction()
 
-# heed_split_includes(body): sets `includes` to the includes that open `body`, `code` to what follows, and
-# `line` to where that begins. Body and code begin with a line end.
+# heed_split_includes(body): sets `includes` to the includes that open `body`, `code` to the rest,
+# and `line` to the line where the rest begins. Body and code begin with a line end.
 function(heed_split_includes body)
   set(includes "")
   while(body MATCHES "^\n(#include [^\n]*)?\n")

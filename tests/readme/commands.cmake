@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# What README runs, in blocks or inline: each script is in SOURCE, each build/bin/PROGRAM in BIN, each
-# option in the program's help; `cmake -P cmake/NAME.cmake -- OPTIONS` hands its options to heed_NAME.
-# An option that stands alone is one of these programs'. What is installed is what the build asks for. All commands that configure
-# build/ by hand are one command, so that any of them may follow another; that of examples/torch has one option more.
+# Checks the commands of README, in blocks or inline: each script is in SOURCE, each
+# build/bin/PROGRAM in BIN, each option in the program's help; `cmake -P cmake/NAME.cmake --
+# OPTIONS` hands its options to heed_NAME. An option that stands alone is one of these programs'.
+# The packages to install are those that the build needs. All commands that configure build/ by hand
+# are one command, so that any of them may follow another; that of examples/torch has one option
+# more.
 cmake_minimum_required(VERSION 3.22)
 include("${SOURCE}/cmake/packages.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/blocks.cmake")
 set(every_help "")
 
-# heed_read_help(command...): sets `help` to what the program says of itself.
+# heed_read_help(command...): sets `help` to the program's help text.
 function(heed_read_help)
   list(POP_FRONT ARGN program)
   if(NOT EXISTS "${BIN}/${program}")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The slow twin against the oracle, against numbers by hand and against loops that know one op
-// only; the gradient check of whole ops; the causality audit.
+// The reference against the oracle, against numbers by hand and against loops for one op only; the
+// gradient check of whole ops; the causality audit.
 
 #include <heed/check/causality.hpp>
 #include <heed/check/op_gradcheck.hpp>
@@ -56,8 +56,7 @@ reference::Problem<double> random_problem(const Geometry& g, Index extra_dim = 0
   return problem;
 }
 
-// Everything that a mask can hold but a boolean one: band, lengths, slopes, cap, bias with a hidden
-// entry.
+// All parts of a mask except a boolean one: band, lengths, slopes, cap, bias with a hidden entry.
 reference::Problem<double> busy_problem() {
   auto problem = random_problem({2, 4, 4, 2, 3, 5, 4, 3});
   problem.mask = causal<double>(Align::bottom_right) & key_lengths<double>({5, 4}) &
@@ -348,7 +347,7 @@ TEST_CASE("the error scale counts magnitudes of visible pairs") {
   CHECK(scale.weighted_abs_value[0] == Approx(4 * p + 2 * (1 - p)).epsilon(1e-14));
 }
 
-// An op that uses every hook, and the same in loops that know nothing of hooks.
+// An op that uses every hook, and the same in loops without hooks.
 namespace {
 
 template <class T>

@@ -57,7 +57,7 @@ double length(const double* row, Index dim) {
   return std::sqrt(sum);
 }
 
-// |step| / (|z| + 1e-6) of every row, in long hand: halted rows, too, have a proposal.
+// |step| / (|z| + 1e-6) of every row, in plain loops: halted rows, too, have a proposal.
 std::vector<double> deltas(const heed::Dialectical<double>& op, const std::vector<double>& z,
                            const GoldenCase& golden) {
   const auto& p = op.readout;

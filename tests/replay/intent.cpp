@@ -24,7 +24,7 @@ heed::IntentCalc<T> calculated(const GoldenCase& golden) {
   return op;
 }
 
-// The stored logits and ungated rows must give what the fast gate gave.
+// The stored logits and ungated rows must give the output of the fast gate.
 void check_gate(const GoldenCase& golden, Report& report, const std::vector<double>& out) {
   std::vector<double> gated = golden.tensor("gate_logits");
   for (std::size_t i = 0; i < gated.size(); ++i)

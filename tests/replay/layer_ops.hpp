@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The ops inside of golden layers and models, from their metadata.
+// The ops inside golden layers and models, from their metadata.
 
 #include "module.hpp"
 

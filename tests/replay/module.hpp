@@ -18,12 +18,12 @@ using Tensors = std::map<std::string, std::vector<double>>;
 
 // Everything that forward and backward of a layer return, by the golden names.
 struct LayerResult {
-  Tensors values;     // out, dx, ... and what the layer reports
-  Tensors gradients;  // of the weights: grad.<name>
+  Tensors values;     // out, dx, ... and the layer's reports
+  Tensors gradients;  // gradients of the weights: grad.<name>
 };
 
 // Fills the weights of `layer` from the tensors param.<name>: every one of them must be there, of its
-// shape, and the case must hold no other. `rounded`: as float holds them.
+// shape, and the case must hold no other. `rounded`: rounded to float.
 template <class T, class Layer>
 void load_weights(Layer& layer, const GoldenCase& golden, bool rounded) {
   std::size_t found = 0, wanted = 0;
@@ -74,7 +74,7 @@ void check_layer(Report& report, const GoldenCase& golden, const Run& run) {
   const LayerResult narrow = run.template operator()<float>(true);
   const auto compare = [&](const Tensors& got, const Tensors& want) {
     for (const auto& [name, values] : want) {
-      // 2e-6 of the largest number is what the oracle's own float errs by; sums of both signs 5e-6.
+      // 2e-6 of the largest number is the error of the oracle's own float; sums of both signs have 5e-6.
       const double allowed = std::max(1e-5 * Report::largest(values), 5e-6);
       report.rounded(name, got.at(name), values, std::vector<double>(values.size(), allowed));
     }

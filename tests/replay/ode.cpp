@@ -35,7 +35,7 @@ std::vector<double> row_constants(const heed::ResonantOde<double>& op, const Gol
   return constants;
 }
 
-// The stored drive has no mask: so the scores of the twin without one.
+// The stored drive has no mask: it is compared with the reference's scores without one.
 void check_drive(const heed::ResonantOde<double>& op, const GoldenCase& golden, Report& report) {
   auto problem = golden.problem<double>();
   problem.mask = {};

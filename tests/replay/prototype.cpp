@@ -45,7 +45,7 @@ double best(const std::vector<double>& x) {
   return double(std::max_element(x.begin(), x.end()) - x.begin());
 }
 
-// Categories, winners and similarities in long hand.
+// Categories, winners and similarities in plain loops.
 void check_categories(const heed::Prototype<double>& op, const GoldenCase& golden, Report& report) {
   const heed::Geometry g = golden.geometry();
   std::vector<double> categories, winners, similarity;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the replay of one case found: the worst error of each kind, and where it is.
+// The results of replaying one case: the worst error of each kind, and its place.
 
 #include "golden_case.hpp"
 
@@ -10,7 +10,7 @@
 
 namespace heed_test {
 
-// One tensor's comparison: error over what is allowed.
+// One tensor's comparison: error over the allowed error.
 struct Finding {
   std::string where = "nothing";
   double error = 0, share = 0;
@@ -18,8 +18,8 @@ struct Finding {
 
 class Report {
  public:
-  // double: |got - want| <= 1e-12 of the largest |want|, absolute where the tensor is zero. `terms` is the
-  // size of what cancelled in `want`: 16 roundings of it are allowed besides.
+  // double: |got - want| <= 1e-12 of the largest |want|, absolute where the tensor is zero. `terms`
+  // is the size of the terms that cancelled in `want`: 16 roundings of it are allowed in addition.
   template <class T>
   void exact(const std::string& name, const std::vector<T>& got, const std::vector<double>& want,
              double terms = 0) {
@@ -59,7 +59,7 @@ class Report {
   }
 
  private:
-  // A tensor that is zero in exact arithmetic holds rounding noise of the numbers it is made of.
+  // A tensor that is zero in exact arithmetic holds rounding noise of the numbers from which it is made.
   static constexpr double floor_ = 1e-2;
 
   template <class T>

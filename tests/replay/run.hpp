@@ -2,7 +2,7 @@
 #pragma once
 
 // One golden operator case through the engine, in double against the stored numbers, and in float
-// against our own double twin on the rounded inputs.
+// against the reference in double on the rounded inputs.
 
 #include "report.hpp"
 
@@ -40,7 +40,7 @@ template <class Op>
   heed::OpCall<Op> call(op, golden.geometry(), golden.mask<T>(bias), options, std::move(numbers));
   call.forward();
   call.backward();
-  call.mask.bias = {};  // its numbers end here
+  call.mask.bias = {};  // its numbers are freed here
   return call;
 }
 
@@ -141,13 +141,12 @@ void check_double(const Op& op, const GoldenCase& golden, const ParamNames& name
 
 inline std::vector<double> widened(const std::vector<float>& x) { return {x.begin(), x.end()}; }
 
-// The float rules of the contract. `out` of a plain readout is judged element by element; all tensors
-// may err by the larger of 4 eps (16 + 4 S) of their largest number and three times the error of the
-// long-hand float computation.
+// The float rules of the contract. `out` of a plain readout is judged element by element; all tensors may err by the larger
+// of 4 eps (16 + 4 S) of their largest number and three times the error of the reference in float.
 template <class Op32>
 class FloatCheck {
  public:
-  // `steepness`: how much a rounding of what the score reads is enlarged in the score, beside S.
+  // `steepness`: the factor by which a rounding of the score's inputs grows in the score, beside S.
   FloatCheck(const Op32& op, const GoldenCase& golden, const ParamNames& names,
              const GradientTerms& terms, double steepness, Report& report)
       : op_(op), golden_(golden), names_(names), terms_(terms), report_(report), s_(steepness) {}

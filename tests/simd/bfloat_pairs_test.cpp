@@ -21,7 +21,7 @@ namespace {
 
 constexpr Index W = heed::kLanes<float>;
 
-// Bit patterns: those of ordinary floats, of all exponents, and of the numbers at which rules change.
+// Bit patterns: of ordinary floats, of all exponents, and of the numbers at which rules change.
 [[nodiscard]] std::vector<float> numbers(Index count, std::uint64_t seed) {
   const std::uint32_t edges[] = {0x00000000, 0x80000000, 0x00000001, 0x007FFFFF, 0x807FFFFF,
                                  0x00800000, 0x80800000, 0x00808000, 0x00818000, 0x3F800000,
@@ -46,7 +46,7 @@ constexpr Index W = heed::kLanes<float>;
   return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
 }
 
-// The nearest number of 8 bits; of two as near the one whose last bit is 0.
+// The nearest number of 8 bits; a tie goes to the one whose last bit is 0.
 [[nodiscard]] float model_rounded(float x) {
   x = without_subnormals(x);
   if (x == 0 || !std::isfinite(x)) return x;
@@ -70,7 +70,7 @@ constexpr Index W = heed::kLanes<float>;
   return model_fma(first_of(a), first_of(b), model_fma(second_of(a), second_of(b), sum));
 }
 
-// The same bits, or two NaN.
+// True for the same bits, or two NaN.
 [[nodiscard]] bool same(float a, float b) {
   return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) ||
          (std::isnan(a) && std::isnan(b));

@@ -23,7 +23,7 @@ const auto gate = [](auto x) { return math::sigmoid(x); };
 const auto falling = [](auto x) { return math::falling_sigmoid(x); };
 const auto exact_gate = [](long double x) { return 1 / (1 + std::exp(-x)); };
 
-// Exponents of the smallest normal number, and of what exp's and sigmoid's arguments may reach.
+// Exponents of the smallest normal number, and the largest arguments of exp and sigmoid.
 template <class T>
 constexpr double kLowest = kFloat<T> ? -126 : -1022;
 template <class T>
@@ -126,7 +126,7 @@ TEMPLATE_TEST_CASE(
     float, double) {
   using T = TestType;
   T nans[3] = {std::numeric_limits<T>::quiet_NaN(), -std::numeric_limits<T>::quiet_NaN(), T(0)};
-  std::memset(&nans[2], 0xFF, sizeof(T));  // all ones: what memory filled with -1 holds
+  std::memset(&nans[2], 0xFF, sizeof(T));  // all ones, as in memory filled with -1
   const auto check = [&](const auto& f) {
     for (const T nan : nans)
       for (int lane = 0; lane < heed::kLanes<T>; ++lane) {

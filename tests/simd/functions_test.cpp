@@ -37,7 +37,7 @@ template <class T, class F>
   return same_bits(one<T>(f, double(x)), wanted);
 }
 
-// Numbers at which functions change their course: ends, zeros, subnormal and huge ones.
+// Numbers at which functions change their branch: ends, zeros, subnormal and huge ones.
 template <class T>
 [[nodiscard]] std::vector<T> special_numbers() {
   using Limits = std::numeric_limits<T>;

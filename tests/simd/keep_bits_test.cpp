@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which places keep_bits.hpp keeps: how many, the same again, and the same however they are drawn.
+// The places that keep_bits.hpp keeps: their number, and that they are the same in every run and however they are drawn.
 #include <heed/core/random.hpp>
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/keep_bits.hpp>
@@ -51,7 +51,7 @@ TEST_CASE("a share 1 - rate of all places is kept, in every column and in every 
           rows[std::size_t(r)] += 1.0 / size;
           columns[std::size_t(c)] += 1.0 / size;
         }
-    // Of 1,200 shares one in 16,000 lies beyond four standard deviations; five leave room for the next seed.
+    // One in 16,000 shares lies beyond four standard deviations; for 1,200 shares five leave room for another seed.
     const double deviation = std::sqrt(rate * (1 - rate) / size);
     double mean = 0, farthest = 0;
     for (const auto* shares : {&rows, &columns})

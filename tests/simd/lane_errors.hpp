@@ -22,7 +22,7 @@ template <class T>
 constexpr double kEps = double(std::numeric_limits<T>::epsilon());
 template <class T>
 constexpr bool kFloat = sizeof(T) == sizeof(float);
-constexpr long kPoints = 60000;  // of each interval
+constexpr long kPoints = 60000;  // points of each interval
 
 // The distance of the neighbours of y, which is a normal number.
 template <class T>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain loops in double; and
-// the same bits for a query alone or beside others, on rows of any type.
+// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain
+// loops in double; and the same bits for a query alone or among others, on rows of any type.
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
 
@@ -18,9 +18,9 @@ namespace {
 
 constexpr Index kKeyCounts[] = {0, 1, 2, 3, 5, 8, 15, 16, 17, 33};
 constexpr Index kColumnCounts[] = {0, 1, 3, 4, 7, 8, 9, 16, 31, 32, 40, 63, 64, 65, 100, 129};
-constexpr Index kLanesOfOut = 2 * heed::kLanes<float>;  // of a tile that is wider than its queries
+constexpr Index kLanesOfOut = 2 * heed::kLanes<float>;  // a tile is wider than its queries
 
-// Rows of keys or values, longer than what is read of them.
+// Rows of keys or values, longer than the part that is read.
 template <class T>
 struct Rows {
   Index keys, columns, stride;
@@ -38,7 +38,7 @@ template <class T>
   return (n + heed::kLanes<T> - 1) / heed::kLanes<T> * heed::kLanes<T>;
 }
 
-// Is `has` the dot product of a key's row with a query, up to rounding?
+// True if `has` is the dot product of a key's row with a query, up to rounding.
 template <class T>
 [[nodiscard]] bool is_dot(const Rows<T>& rows, Index key, const T* query, T has) {
   double sum = 0, size = 0;

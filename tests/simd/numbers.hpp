@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Memory for tests of the ground floor: random numbers, and buffers that know what was written beside them.
+// Memory for tests of the lowest layer: random numbers, and buffers that notice writes beside them.
 
 #include <heed/core/random.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What pack.hpp promises of operations that instructions.hpp does with intrinsics, and row_norm().
+// The operations of pack.hpp that instructions.hpp computes with intrinsics, and row_norm().
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/row_norm.hpp>
 

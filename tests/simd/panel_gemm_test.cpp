@@ -21,7 +21,7 @@ namespace {
 
 constexpr Index kRowCounts[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 23, 25, 28};
 
-// Where A lies and how a product walks through it; a period of 0 is no segments.
+// The place of A, and its segments; a period of 0 means no segments.
 struct Left {
   Index row, depth, period = 0, segment = 0;
 };
@@ -43,7 +43,7 @@ struct Product {
     before = random_numbers<T>(rows * c_row, 3);
   }
   [[nodiscard]] Broadcast<T> in_one_piece() const { return {a.data(), left.row, left.depth}; }
-  // f(A as the product takes it).
+  // Calls f(A in the form that the product takes).
   template <class F>
   void with_left(F&& f) const {
     if (left.period == 0)
@@ -67,7 +67,7 @@ struct Product {
       size += std::abs(a_at(i, k) * double(b[std::size_t(k * b_row + c)]));
     return sum_error<T>(depth, size);
   }
-  // How many numbers of C differ from `old` * what stood there + the plain product, or lie in a gap and changed.
+  // Number of entries of C that differ from `old` * earlier contents + the plain product, or that lie in a gap and changed.
   [[nodiscard]] Index wrong(const Guarded<T>& c, double old) const {
     Index count = 0;
     for (Index i = 0; i < rows; ++i)
@@ -121,7 +121,7 @@ TEMPLATE_TEST_CASE("panel_gemm equals three plain loops for every width, mode, s
           CHECK(product.wrong(written, 0) == 0);
           CHECK(product.wrong(added, 1) == 0);
           CHECK(product.wrong(raised, 0) == 0);
-          // Rows that begin with a row: as if it had stood in C.
+          // Rows of the product begin with a row: the same as if it had stood in each row of C.
           Guarded<T> row(product.columns, T(0)), begun = product.output(), stood = product.output();
           for (Index c = 0; c < product.columns; ++c) row.data()[c] = T(c % 7) - T(2.5);
           for (Index i = 0; i < rows; ++i)

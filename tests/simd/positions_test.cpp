@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of positions beside whole numbers, lane by lane.
+// Vectors of positions compared with whole numbers, lane by lane.
 
 #include "catch.hpp"
 
@@ -48,7 +48,7 @@ TEST_CASE("positions calculate as whole numbers do") {
       wrong += sum.lane(k) != wrapped(x + y);
       wrong += difference.lane(k) != wrapped(x - y);
       wrong += product.lane(k) != wrapped(x * y);
-      if (!(x == kLeast && y == -1)) {  // whose quotient is no number of 32 bits
+      if (!(x == kLeast && y == -1)) {  // the quotient of these two is no number of 32 bits
         wrong += quotient.lane(k) != (y == 0 ? 0 : x / y);
         wrong += rest.lane(k) != (y == 0 ? 0 : x % y);
       }

@@ -17,7 +17,7 @@ namespace {
 struct Quantised {
   float scale;
   std::vector<std::int8_t> numbers;
-  std::vector<float> floats;  // what they stand for
+  std::vector<float> floats;  // the floats that they stand for
 
   explicit Quantised(const std::vector<float>& row) : numbers(row.size()), floats(row.size()) {
     scale = heed::quantise(row.data(), Index(row.size()), numbers.data());

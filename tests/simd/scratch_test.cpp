@@ -14,7 +14,7 @@ using heed::Scratch;
 
 namespace {
 
-// What Linux says of the memory at `address` in /proc/self/smaps, in words of two letters; nothing on other systems.
+// The flags of Linux for the memory at `address` in /proc/self/smaps, in words of two letters; empty on other systems.
 std::string flags_of(const void* address) {
   std::ifstream maps("/proc/self/smaps");
   const std::uintptr_t wanted = reinterpret_cast<std::uintptr_t>(address);

@@ -27,7 +27,7 @@ struct Peer<heed::half> {
   using Type = Eigen::half;
 };
 
-// Does `got` mean what Eigen's `wanted` means? A NaN is as good as any.
+// True if `got` means the same number as Eigen's `wanted`; any NaN equals any other.
 [[nodiscard]] bool same(float got, float wanted) {
   return std::isnan(wanted)
              ? std::isnan(got)
@@ -55,7 +55,7 @@ template <class Narrow>
   for (std::uint32_t upper = 0; upper < 512; ++upper)  // sign and exponent
     for (const std::uint32_t fraction : fractions)
       all.push_back(std::bit_cast<float>(upper << 23 | fraction));
-  // Those that become subnormal halves, with every bit of their size.
+  // Floats that become subnormal halves, with every bit of their size.
   for (std::uint32_t size = 0x33000000U; size < 0x38800000U; size += 997)
     all.push_back(std::bit_cast<float>(size));
   return all;

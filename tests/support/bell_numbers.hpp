@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a score of squared distances reads that has a table of distances, too: norms, a width, four entries.
+// Numbers read by a score of squared distances that also has a table of distances: norms, a width, four entries.
 
 #include <heed/plug/own_score.hpp>
 

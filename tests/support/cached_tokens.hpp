@@ -39,7 +39,7 @@ class CachedTokens {
     heed::forward(op, in, {}, {out.data(), {1, 4, 1, dim_}});
     return out;
   }
-  // How far that is from the last rows of the whole sequence.
+  // The distance of this output from the last rows of the whole sequence.
   template <class Op>
   [[nodiscard]] double distance_to_whole(const Op& op, const std::vector<float>& last) const {
     const heed::Shape all{1, 4, len_, dim_};

@@ -22,7 +22,7 @@ template <class T>
   for (std::size_t n = 0; n < a.size(); ++n) sum += double(a[n]) * double(b[n]);
   return sum;
 }
-// sum |a b|: what the error of product(a, b) is measured by.
+// sum |a b|, relative to which the error of product(a, b) is measured.
 template <class T>
 [[nodiscard]] double absolute_product(const std::vector<T>& a, const std::vector<T>& b) {
   double sum = 0;
@@ -81,7 +81,7 @@ struct Moved {
   }
 };
 
-// By jvp(); with what an earlier forward() has saved, or without.
+// Tangents of the results by jvp(), with the numbers saved by an earlier forward(), or without.
 template <class Op, class T = typename Op::Scalar>
 [[nodiscard]] Moved<T> run_jvp(heed::OpCall<Op>& call, const Direction<Op>& direction, bool saved) {
   const heed::Shape out_shape = call.geometry().out_shape(), lse_shape = call.lse_shape();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An op run through the doors on a problem of the slow twin, and both compared.
+// Runs an op by public calls on a problem of the reference, and compares both.
 
 #include "catch.hpp"
 #include "golden_case.hpp"
@@ -57,8 +57,8 @@ heed::reference::Problem<T> random_problem(const heed::Geometry& g, Index extra_
   return problem;
 }
 
-// Largest deviation of the doors' results from the slow twin's and its tape, over out, all inputs
-// and all parameters; `worst` names where.
+// Largest deviation of the calls' results from the reference's and its tape's, over out, all inputs
+// and all parameters; `worst` names its place.
 template <class Op, class T = typename Op::Scalar>
 double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const heed::Mask<T>& mask,
                       std::string& worst, const heed::Options& options = {}) {
@@ -87,8 +87,8 @@ double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const h
   return largest;
 }
 
-// Checks the doors against the slow twin on normal numbers, with one thread and the plan's tiles, and with several
-// threads and tiles of one key.
+// Compares public calls with the reference on normal numbers, with one thread and the plan's tiles,
+// and with several threads and tiles of one key.
 template <class Op, class T = typename Op::Scalar>
 void check_twin(const Op& op, const heed::Geometry& g, const heed::Mask<T>& mask, unsigned seed) {
   for (const heed::Options& options :
@@ -102,7 +102,7 @@ void check_twin(const Op& op, const heed::Geometry& g, const heed::Mask<T>& mask
   }
 }
 
-// A readout's hooks on a panel by hand: what they leave in `valid` lanes and in the parameters,
+// Runs a readout's hooks on a panel by hand: their results in `valid` lanes and in the parameters,
 // when the padding lanes hold numbers of size `padding`.
 template <class Readout, class T>
 std::vector<T> run_hooks(const Readout& readout, const heed::Geometry& g, Index extra_dim,

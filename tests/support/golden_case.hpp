@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One golden operator case (golden/FORMAT.md) as a problem for the slow twin and as inputs for the
+// One golden operator case (golden/FORMAT.md) as a problem for the reference and as inputs for the
 // engine, and the measure by which results are compared with it.
 
 #include <heed/io/safetensors.hpp>
@@ -35,7 +35,7 @@ inline std::vector<std::filesystem::path> golden_files(const std::filesystem::pa
 }
 
 // Largest |got - want| relative to the largest finite |want|, absolute where that is below `floor`.
-// Infinite where only one side is NaN, infinities differ, or the sizes do.
+// Infinite if only one side is NaN, infinities differ, or the sizes do.
 template <class A, class B>
 double deviation(const std::vector<A>& got, const std::vector<B>& want, double floor = 1e-12) {
   constexpr double never = std::numeric_limits<double>::infinity();
@@ -124,7 +124,7 @@ class GoldenCase {
   heed::Param<T> param(const std::string& tensor) const {
     return heed::Param<T>(extents(tensor), rounded<T>(tensor));
   }
-  // The tensor, or nothing.
+  // The tensor, or an empty vector.
   template <class T>
   std::vector<T> rounded_if_any(const std::string& tensor) const {
     return has(tensor) ? rounded<T>(tensor) : std::vector<T>();
@@ -159,8 +159,7 @@ class GoldenCase {
     return mask;
   }
 
-  // The case as the slow twin reads it, rounded to T first. The intent "i" is its extra input. Must
-  // not outlive the case.
+  // The case as the reference reads it, rounded to T first. The intent "i" is its extra input. Must not outlive the case.
   template <class T = double>
   heed::reference::Problem<T> problem() const {
     heed::reference::Problem<T> problem;

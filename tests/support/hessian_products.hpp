@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Hessian-vector products of a call, held against central differences of backward and against their own symmetry.
+// Hessian-vector products of a call, compared with central differences of backward, and checked for symmetry.
 
 #include "catch.hpp"
 #include "direction.hpp"
@@ -103,7 +103,7 @@ void check_differences(OpCall<Op> call) {
   });
 }
 
-// <b, H a> = <a, H b> while grad_out stands still.
+// <b, H a> = <a, H b> for a constant grad_out.
 template <class Op, class T = typename Op::Scalar>
 void check_symmetry(OpCall<Op> call, double tolerance) {
   Direction<Op> a(call, 7), b(call, 8);
@@ -153,7 +153,7 @@ void check_masks(const Op& op) {
       OpCall<Op>(op, kHessianSizes, heed::causal<double>(), {.dropout = {.rate = 0.3, .seed = 5}}));
 }
 
-// Every bit of the products.
+// Compares every bit of the products.
 template <class Op>
 void check_threads(OpCall<Op> call) {
   const Direction<Op> direction(call, 7);

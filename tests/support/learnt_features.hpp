@@ -10,7 +10,7 @@
 
 namespace heed_test {
 
-// Of queries by duals, of keys by hand: p0 log(1 + i) and p1 |k|^2 / 8.
+// Features of queries differentiated by duals, and of keys by hand: p0 log(1 + i) and p1 |k|^2 / 8.
 struct Learnt : heed::NoSideValues {
   static constexpr int query_features = 1, key_features = 1;
   template <class Row, class S>

@@ -6,7 +6,7 @@
 
 namespace heed_test {
 
-// What a refused call says.
+// The error text of a refused call.
 template <class Call>
 [[nodiscard]] std::string message_of(const Call& call) {
   try {

@@ -11,8 +11,8 @@
 
 namespace heed_test {
 
-// What is said of each learnt parameter that comes with numbers for one head more, unless its name begins it and
-// the number that is wrong follows.
+// The faults in errors about learnt parameters that have numbers for one head too many: each error
+// must begin with the parameter's name, and give the wrong number.
 template <class Op>
 [[nodiscard]] std::vector<std::string> misnamed_parameters(const Op& op, const heed::Geometry& g) {
   std::vector<std::string> names, misnamed;

@@ -5,8 +5,7 @@
 
 namespace heed_test {
 
-// A dialectical op whose rows move, each as far as it does: with the weights of zeros that make_dialectical() gives all of
-// them would rest from the beginning.
+// A dialectical op whose rows move by different amounts; with the zero weights of make_dialectical() no row would move.
 template <class T>
 [[nodiscard]] heed::Dialectical<T> moving_dialectical(const heed::Geometry& g,
                                                       const heed::DialecticalOptions& options) {

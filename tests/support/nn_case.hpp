@@ -37,7 +37,7 @@ inline std::vector<Index> random_ids(Index count, Index vocabulary, std::uint64_
   return ids;
 }
 
-// Row by row.
+// The numbers of a view, row by row.
 template <class T>
 std::vector<std::remove_const_t<T>> numbers(const nn::MatrixView<T>& m) {
   std::vector<std::remove_const_t<T>> all;
@@ -49,7 +49,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
-// Infinite where the sizes differ or either side holds a NaN.
+// The largest difference; infinite if the sizes differ or either side holds a NaN.
 template <class T>
 double largest_difference(const std::vector<T>& a, const std::vector<T>& b) {
   double largest = a.size() == b.size() ? 0 : HUGE_VAL;
@@ -60,7 +60,7 @@ double largest_difference(const std::vector<T>& a, const std::vector<T>& b) {
   return largest;
 }
 
-// Moves every weight from where its maker left it: matrices far, all others a little, so that
+// Moves every weight away from its initial value: matrices far, all others a little, so that
 // hyper-parameters of ops stay in their ranges.
 template <class T, class Layer>
 void shake(Layer& layer, std::uint64_t seed = kSeed) {
@@ -101,14 +101,13 @@ heed::Param<T>* find_weight(Layer& layer, const std::string& wanted, bool gradie
   return found;
 }
 
-// An input of a layer, and where its gradient is written.
+// An input of a layer, and the memory for its gradient.
 struct CheckedInput {
   std::string name;
   nn::Matrix<double>*value, *grad;
 };
 
-// Holds what `gradient()` leaves in the weights of `layer` and in the inputs against central
-// differences of `loss()`.
+// Compares the results of `gradient()`, in the weights of `layer` and in the inputs, with central differences of `loss()`.
 template <class Layer, class Loss, class Gradient>
 heed::GradientReport check_layer(Layer& layer, const Loss& loss, const Gradient& gradient,
                                  const std::vector<CheckedInput>& inputs = {}) {

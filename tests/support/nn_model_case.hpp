@@ -40,7 +40,7 @@ inline nn::GptOptions small_gpt(Index max_len = 6) {
   o.hidden = 12;
   return o;
 }
-// Of so many tokens of it. The fourth one is not counted.
+// `count` targets of the vocabulary. The fourth one is not counted.
 inline std::vector<Index> some_targets(Index count) {
   std::vector<Index> targets = random_ids(count, kVocabulary, 2);
   targets[3] = nn::kIgnoreIndex;

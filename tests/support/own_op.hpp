@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What tests of ops of one's own ask of every op.
+// Checks that tests of own ops make for every op.
 
 #include "catch.hpp"
 
@@ -13,7 +13,7 @@
 
 namespace heed_test {
 
-// Against the slow twin and central differences, in at least so many cases.
+// Compares with the reference and with central differences, in at least so many cases.
 template <class Op>
 void check_passes(const Op& op, const heed::Geometry& g, heed::Index entries_per_tensor,
                   std::size_t least_cases = 8) {
@@ -48,7 +48,7 @@ template <class Op>
   return all;
 }
 
-// Has a call these results, in their last bits?
+// True if a call has these results, in their last bits.
 template <class Op>
 void check_results(heed::OpCall<Op>& call, const std::vector<heed::NamedTensor>& wanted) {
   const std::vector<heed::NamedTensor> now = results_of(call);
@@ -70,7 +70,7 @@ void check_bits_on_threads(heed::OpCall<Op> call) {
   }
 }
 
-// A key that is hidden from all queries, and gets NaN for its numbers, leaves no trace.
+// A key that is hidden from all queries, with NaN for its numbers, has no effect.
 template <class Op>
 void check_hidden_inputs(heed::OpCall<Op> call, const std::vector<bool>& hidden) {
   const std::vector<heed::NamedTensor> before = results_of(call);

@@ -36,12 +36,12 @@ struct PackedMask {
   std::string name;
   Mask<T> all;
   std::function<Mask<T>(Index n)> of;
-  // Of the bias, (batch, heads, longest len_q, longest len_kv), where there is one.
+  // The shape of the bias, (batch, heads, longest len_q, longest len_kv), if there is one.
   Shape bias = {};
 };
 
-// Runs forward and backward of `op` on packed sequences, and holds all that they write against calls of each sequence.
-// g: without lengths.
+// Runs forward and backward of `op` on packed sequences, and compares all results with calls on
+// each sequence. g has no lengths.
 template <class Op>
 void check_packed(const std::string& name, const Op& op, Geometry g, const Lengths& lengths,
                   const PackedMask<typename Op::Scalar>& mask, Options options = {}) {
@@ -94,7 +94,7 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
   heed::backward(op, in, mask.all, all.saved, StoredView<const T>(all.out.data(), g.out_shape()),
                  output, grads, &grad_op, options);
 
-  std::vector<double> sums;  // of the gradients of the parameters
+  std::vector<double> sums;  // sums of the parameters' gradients
   std::vector<double> dbias_sum(dbias.size());
   for (Index n = 0; n < lengths.count(); ++n) {
     const std::size_t i = std::size_t(n);

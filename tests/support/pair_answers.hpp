@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a bound mask says about pairs, rows and tiles, against the same in plain words.
+// Compares a bound mask's answers about pairs, rows and tiles with a plain function.
 
 #include "catch.hpp"
 
@@ -13,10 +13,10 @@
 
 namespace heed_test {
 
-// Is pair (i, j) of batch b and head h visible? i is the query's index.
+// Returns whether pair (i, j) of batch b and head h is visible; i is the query's index.
 using Shows = std::function<bool(heed::Index b, heed::Index h, heed::Index i, heed::Index j)>;
 
-// Every pair, every row, and 200 tiles.
+// Compares every pair, every row, and 200 tiles.
 template <class Real>
 void check_pairs(const heed::Mask<Real>& mask, const heed::Geometry& g, const Shows& shows) {
   using heed::Index, heed::TileKind;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A call on ranks, held against the same call in one process, which every rank computes, too.
+// A call on ranks, compared with the same call in one process, which every rank computes, too.
 
 #include "share_call.hpp"
 
@@ -15,7 +15,7 @@
 
 namespace heed_test {
 
-// What a rank has found wrong; empty where nothing is.
+// The faults that a rank has found; empty if there are none.
 using Findings = std::vector<std::string>;
 
 // Rows of a rank, its pieces one behind the other.
@@ -75,7 +75,7 @@ struct RankTensors : RowTensors<Op> {
                         whole.options);
   }
 
-  // Held against one process: rows of queries bit by bit, or within `bound`; all_bits: all gradients bit by bit.
+  // Compares with one process: rows of queries bit by bit, or within `bound`; all_bits: all gradients bit by bit.
   [[nodiscard]] Findings compare(bool bits, double bound, bool all_bits = false) const {
     Findings found;
     const auto same = [&](const char* name, const auto& a, const auto& b) {
@@ -122,8 +122,8 @@ struct RankTensors : RowTensors<Op> {
   }
 };
 
-// f(name, geometry, mask, options) for masks that know places of the whole call: of g, which has 4 heads, 150 queries and as many
-// keys in each of two sequences, and of fewer keys whose queries begin behind the first one.
+// Calls f(name, geometry, mask, options) for masks that depend on places in the whole call: for g, which has 4 heads, 150
+// queries and as many keys in each of two sequences, and for fewer keys with queries that begin behind the first one.
 template <class F>
 void for_each_placed_mask(const heed::Geometry& g, F&& f) {
   heed::Geometry cross = g;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What most tests include; tests/CMakeLists.txt compiles it once for all of them. Ops of a test's own share the code of
-// the engine in heed::compiled.
+// Headers that most tests include; tests/CMakeLists.txt compiles them once for all tests. Own ops
+// of a test use the engine's code in heed::compiled.
 
 #include "catch.hpp"
 

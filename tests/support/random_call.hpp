@@ -30,7 +30,7 @@ template <class T>
          (a.empty() || !std::memcmp(a.data(), b.data(), a.size() * sizeof(T)));
 }
 
-// How a tensor lies in memory.
+// Layouts of a tensor in memory.
 enum class Layout {
   dense,     // (batch, heads, len, dim)
   bthd,      // (batch, len, heads, dim)
@@ -41,8 +41,8 @@ enum class Layout {
 inline constexpr Layout kLayouts[] = {Layout::dense, Layout::bthd, Layout::padded, Layout::one_off,
                                       Layout::reversed};
 
-// A tensor and its memory. What lies between and around its rows holds NaN: a read there shows in
-// the results, a write by untouched().
+// A tensor and its memory. The memory between and around its rows holds NaN: a read there shows in
+// the results, a write is found by untouched().
 template <class T>
 class Tensor {
  public:
@@ -108,7 +108,7 @@ class Tensor {
   }
   [[nodiscard]] const std::vector<T>& memory() const { return memory_; }
 
-  // Is every gap as it was?
+  // True if no gap was written to.
   [[nodiscard]] bool untouched() const {
     Tensor copy = *this;
     copy.fill(gap());
@@ -223,7 +223,7 @@ template <class T>
   return owned(heed::alibi<T>(slopes, align, 1));
 }
 
-// The last batch sees nothing, the others less and less.
+// The last batch sees no key, the others less and less.
 [[nodiscard]] inline std::vector<Index> shrinking_lengths(const Geometry& g) {
   std::vector<Index> lengths;
   for (Index b = 0; b < g.batch; ++b)
@@ -356,7 +356,7 @@ template <class T>
   };
 }
 
-// What one forward and backward reads, in any layout.
+// The inputs of one forward and backward, in any layout.
 template <class T>
 struct Call {
   Geometry geometry;
@@ -371,7 +371,7 @@ struct Call {
   }
 };
 
-// On one thread; `extra_dim` is what the op asks for, 0 for none.
+// A call on one thread; `extra_dim` is the width of the op's extra input, 0 for none.
 template <class T>
 [[nodiscard]] Call<T> random_call(const Geometry& g, Index extra_dim, std::uint64_t seed = 1,
                                   Layout layout = Layout::dense) {

@@ -39,7 +39,7 @@ template <class T>
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// The largest difference, of the largest number of both and 1.
+// The largest difference, relative to the largest number of both and 1.
 template <class T, class U>
 [[nodiscard]] double worst_difference(const std::vector<T>& a, const std::vector<U>& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
@@ -65,11 +65,11 @@ template <class Op>
   return numbers;
 }
 
-// Of sums that are added in another order: some hundred terms of about 1.
+// Allowed difference of sums that are added in another order: some hundred terms of about 1.
 template <class T>
 inline constexpr double kShareBound = 400 * double(std::numeric_limits<T>::epsilon());
 
-// A whole call with lse, steps where the op gives them, and gradients of all of them.
+// A whole call with lse, steps if the op gives them, and gradients of all of them.
 template <class Op>
 [[nodiscard]] heed::OpCall<Op> whole_call(heed::OpCall<Op> call) {
   using T = typename Op::Scalar;
@@ -98,12 +98,12 @@ template <class Op>
   return whole_call(heed::OpCall<Op>(op, g, mask, options));
 }
 
-// Tensors of some rows of a whole call, and what is written of them. queries(x, heads) and of_keys(x, heads) give the rows
-// of a tensor (batch, heads, len, dim) of the whole call.
+// Tensors of some rows of a whole call, and their results. queries(x, heads) and of_keys(x, heads)
+// give the rows of a tensor (batch, heads, len, dim) of the whole call.
 template <class Op>
 struct RowTensors {
   using T = typename Op::Scalar;
-  Geometry g;  // of the whole call
+  Geometry g;  // geometry of the whole call
   Index len, keys;
   Index query_input_heads, key_input_heads;
   std::vector<T> query, key, value, extra, grad_out, grad_lse, grad_steps, query_inputs, key_inputs;
@@ -141,7 +141,7 @@ struct RowTensors {
     dbias.assign(whole.grad_bias.size(), nan);
   }
 
-  // Without a share.
+  // The inputs, without Inputs::share.
   [[nodiscard]] heed::Inputs<T> inputs() const {
     heed::Inputs<T> in{{query.data(), {g.batch, g.query_heads, len, g.dim_qk}},
                        {key.data(), {g.batch, g.kv_heads, keys, g.dim_qk}},
@@ -212,7 +212,7 @@ struct ShareTensors : RowTensors<Op> {
   [[nodiscard]] std::vector<T> of_keys(const std::vector<T>& x, Index heads) const {
     return cut_rows(x, g.batch * heads, g.len_kv, first_key, keys);
   }
-  // out, lse, steps and the gradients of what belongs to queries.
+  // Compares bits of out, lse, steps and the gradients of queries' tensors.
   void check_bits(const heed::OpCall<Op>& whole) const {
     CHECK(same_bits(this->out, queries(whole.out, g.heads)));
     CHECK(same_bits(this->lse, queries(whole.lse, g.heads)));

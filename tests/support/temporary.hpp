@@ -10,13 +10,13 @@
 
 namespace heed_test {
 
-// A folder of its own for each run, gone when the test is.
+// A folder of its own for each run, removed at the end of the test.
 struct TemporaryFolder {
   std::filesystem::path path;
 
   TemporaryFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "heed-test-").string();
-    name.append(6, 'X');  // what mkdtemp fills in
+    name.append(6, 'X');  // mkdtemp replaces these
     REQUIRE(::mkdtemp(name.data()) != nullptr);
     path = name;
   }

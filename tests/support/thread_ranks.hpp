@@ -18,7 +18,7 @@
 
 namespace heed_test {
 
-// Letters on their way, by sender and receiver.
+// Messages on their way, by sender and receiver.
 class Post {
  public:
   explicit Post(int ranks) : ranks_(ranks) {}
@@ -87,7 +87,7 @@ class ThreadRank {
   int rank_;
 };
 
-// body(rank) on so many ranks at once. The first exception is thrown after all have ended.
+// Runs body(rank) on so many ranks at once. The first exception is thrown after all have ended.
 template <class Body>
 void on_ranks(int ranks, Body&& body) {
   Post post(ranks);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How far a fast result may lie from the slow one, and why. eps is the machine epsilon of the scalar that
-// was computed in.
+// The allowed distance of a fast result from the slow one, and the reasons. eps is the machine
+// epsilon of the scalar type of the computation.
 //
 //   S        largest sum of |scale q_c k_c| of a row, or |score| if that is larger: each of the dim
 //            products is rounded, and so is the score, and exp turns an absolute error of x into a
 //            relative error of the weight
-//   sum p|v| what the error of a weight is multiplied with
+//   sum p|v| the factor of the error of a weight
 
 #include <algorithm>
 #include <limits>
@@ -17,9 +17,9 @@ namespace heed_test::tolerance {
 template <class T>
 inline constexpr double eps = double(std::numeric_limits<T>::epsilon());
 
-// Mixed rows, float or double, against the slow twin in double. 64 eps covers sums of a few thousand terms
-// in the engine and as many in the twin, which is no better than its own rounding in double. In float the
-// twin is exact by comparison: 16 eps for exp, sums and division, 4 eps S for the dot product.
+// Mixed rows, float or double, against the reference in double. 64 eps covers sums of a few thousand terms in the engine
+// and as many in the reference, which has its own rounding in double. For float results the reference is exact by
+// comparison: 16 eps for exp, sums and division, 4 eps S for the dot product.
 template <class T>
 [[nodiscard]] constexpr double forward(double s, double weighted_abs_value) {
   const double factor = sizeof(T) == sizeof(float) ? 16 + 4 * s : 64 * (1 + s);
@@ -33,16 +33,15 @@ template <class T>
   return 2 * naive_error + 4 * eps<float> * largest;
 }
 
-// Backward recomputes the weights and adds up four products: three times the naive error, and
-// four times the slack of forward. Its terms are of size 1 for inputs of size 1 even where they
-// cancel to less, hence max(1, largest).
+// Backward recomputes the weights and adds up four products: three times the naive error, and four times the slack of
+// forward. The terms are of size 1 for inputs of size 1 even where they cancel to less, hence max(1, largest).
 [[nodiscard]] constexpr double backward_beside_naive(double naive_error, double largest) {
   return 3 * naive_error + 16 * eps<float> * std::max(1.0, largest);
 }
 
 // A gradient that is a single number summed over all pairs (a parameter), or exactly 0 because all terms
-// cancel (the scores of a single key): the naive error is one draw of luck, what counts is the size of
-// the terms |dout_i| |v_j| and, as their roundings are independent, the root of their number.
+// cancel (the scores of a single key): the naive error is a single random draw. The bound uses the
+// size of the terms |dout_i| |v_j| and, as roundings are independent, the root of their number.
 [[nodiscard]] constexpr double sum_of_terms(double naive_error, double terms) {
   return 3 * naive_error + 4 * eps<float> * terms;
 }

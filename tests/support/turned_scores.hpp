@@ -35,7 +35,7 @@ struct NormedTurned {
   }
 };
 
-// A transform of one's own: x_c + bend_h x_c^3 log(1 + i), of keys alone; with features of the rows that it gives.
+// An own transform: x_c + bend_h x_c^3 log(1 + i), of keys alone; with features of the transformed rows.
 template <class T>
 struct Bend : heed::PlainTransform {
   heed::Param<T> bend = T(0.1);
@@ -100,7 +100,7 @@ struct TurnedShaw {
   }
 };
 
-// Parameters of one head or of each, none of them special.
+// Sets parameters to ordinary values, of one head or of each.
 template <class Op>
 [[nodiscard]] Op filled(const heed::Geometry& g, bool per_head) {
   using T = typename Op::Scalar;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Each task is what its header says: plain programs that read a prompt, and nothing else, give all answers; and what is
-// drawn has the probabilities of the definition. Bounds are five standard deviations or more.
+// Each task agrees with its header: plain programs that read only a prompt give all answers, and
+// draws have the probabilities of the definition. Bounds are five standard deviations or more.
 
 #include "tasks/task_list.hpp"
 
@@ -22,7 +22,7 @@ using Tokens = std::vector<Index>;
 // The answer to a prompt: all tokens up to the position that asks.
 using Solver = std::function<Index(const Tokens&)>;
 
-// The tokens that are noise in other places: each stands where the next one stood.
+// The tokens with noise moved: each noise token takes the place of the next one.
 [[nodiscard]] Tokens with_noise_moved(const Sequence& sequence) {
   Tokens tokens = sequence.inputs;
   for (std::size_t n = 0; n + 1 < sequence.noise.size(); ++n)
@@ -30,7 +30,7 @@ using Solver = std::function<Index(const Tokens&)>;
   return tokens;
 }
 
-// Whatever stands where noise does.
+// The solver gives all answers, whatever the noise is.
 void check_solves(const std::string& spec, const Solver& solve) {
   const auto task = make_task(spec);
   Index asked = 0, right = 0;
@@ -56,7 +56,7 @@ void check_solves(const std::string& spec, const Solver& solve) {
   return all;
 }
 
-// A share that was counted, against its probability: within five standard deviations.
+// Checks a counted share against its probability, within five standard deviations.
 void check_share(double counted, double of, double probability) {
   CAPTURE(counted, of, probability);
   CHECK(std::abs(counted - of * probability) <=
@@ -272,7 +272,7 @@ TEST_CASE("fuzzy-recall: sizes are drawn evenly, and what is tested has the larg
         CHECK(a.difficulty == a.position - a.source);
       }
     }
-    // Long sequences have fewer large pairs, and a repeated key its old value's size: a rough bound.
+    // Long sequences have fewer large pairs, and a repeated key has the size of its old value: a rough bound.
     for (std::size_t size = 1; size <= 3; ++size) {
       if (split == Split::training) CHECK(std::abs(key_sizes[size] / pairs - 1.0 / 3) < 0.02);
       CHECK(std::abs(value_sizes[size] / pairs - 1.0 / 3) < 0.02);
@@ -288,7 +288,7 @@ TEST_CASE("selective-copy: the tokens between the blanks, in their order") {
       const auto copy = std::find(prompt.begin(), prompt.end(), Index(15));
       Tokens seen;
       std::copy_if(prompt.begin(), copy, std::back_inserter(seen), [](Index t) { return t != 14; });
-      const auto blanks = prompt.end() - copy - 2;  // those that were answered before
+      const auto blanks = prompt.end() - copy - 2;  // blanks that were answered before
       return Index(seen.size()) == copies ? seen[std::size_t(blanks)] : Index(-1);
     });
 }
@@ -700,7 +700,7 @@ TEST_CASE("listops: operators, arguments and nesting are drawn as they should be
     first += double(count);
     ++arguments[count];
   }
-  CHECK(deepest == 3);  // of four levels the lowest has digits
+  CHECK(deepest == 3);  // the lowest of four levels has digits
   for (const double seen : ops) check_share(seen, lists, 0.25);
   for (std::size_t n = 2; n <= 4; ++n) check_share(arguments[n], 5000, 1.0 / 3);
   check_share(nested, first, 0.3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What all tasks promise, and how they are asked for.
+// Properties of all tasks, and the parsing of specs.
 
 #include "tasks/task_list.hpp"
 
@@ -63,7 +63,7 @@ TEST_CASE("Answers stand in order inside of their sequence, and their source hol
           REQUIRE(answer.difficulty >= 0);
           REQUIRE(answer.source_len >= 0);
           if (answer.source_len == 0) continue;
-          // Only what was read up to there can be looked at.
+          // An answer depends only on tokens read up to its position.
           REQUIRE((answer.source >= 0 && answer.source + answer.source_len <= answer.position + 1));
         }
       }
@@ -161,7 +161,7 @@ TEST_CASE("Tests have the tokens of their task") {
   CHECK(tested == std::set<std::string>{"flip-flop sparse", "flip-flop dense", "dyck longer",
                                         "dyck deeper", "parity 2x", "parity 4x", "parity 8x",
                                         "modular-sum 2x", "modular-sum 4x", "modular-sum 8x"});
-  // What would leave a range is left out: 2 x 16384 brackets are too many.
+  // A test that would leave a range is left out: 2 x 16384 brackets are too many.
   const auto longest = make_task("dyck:len=16384");
   REQUIRE(longest->tests().size() == 1);
   CHECK(longest->tests()[0].name == "deeper");

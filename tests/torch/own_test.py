@@ -36,7 +36,7 @@ def main():
     call = lambda *tensors: torch.ops.heed.recency(*tensors[:3], slope=tensors[3], causal=True)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True, check_fwd_over_rev=True)
     assert torch.ops.heed.sdpa(q, k, v).shape == want.shape  # heed's own library lives beside it
-    # What cannot be made into a library is said in one sentence.
+    # A file that cannot be made into a library is refused in one sentence.
     capitals = pathlib.Path(folder) / "Recency.hpp"
     capitals.write_text("")
     for formula, sentence in ((here / "own" / "nothing.hpp", "there is no file"), (capitals, "my_score.hpp holds MyScore")):

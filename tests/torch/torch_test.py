@@ -42,8 +42,8 @@ def matrix(*shape):
     return normal(*shape, spread=shape[-1] ** -0.5)
 
 
-# operator: the formula, what the operator is called with beside query, key and value, and the options that the formula has
-# under other names.
+# operator: the formula, the operator's further arguments beside query, key and value, and the
+# options that the formula has under other names.
 def variants():
     per_head = lambda low, high: (low + (high - low) * torch.rand(HEADS, dtype=double)).requires_grad_()
     gate = lambda: dict(strength=per_head(0.1, 0.4), vigilance=per_head(0.2, 0.6), sharpness=per_head(4, 8),
@@ -78,7 +78,7 @@ def inputs(name):
     return [normal(BATCH, query_heads, LEN, DIM), normal(BATCH, HEADS, LEN, DIM), normal(BATCH, HEADS, LEN, DIM)]
 
 
-# What has products with its Hessian.
+# Operators that have products with their Hessian.
 TWICE = ("sdpa", "dar", "dar_unrolled", "dar_converged")
 
 
@@ -116,7 +116,8 @@ class Operators(unittest.TestCase):
                     learnt = qkv + list(parameters.values())
                     weight = torch.randn_like(ours)
                     mine = torch.autograd.grad(ours, learnt, weight)
-                    # What a formula does not read (the feedback of the static gate) has no gradient there.
+                    # Arguments that a formula does not read (the feedback of the static gate) have
+                    # no gradient there.
                     for got, want in zip(mine, torch.autograd.grad(theirs, learnt, weight, allow_unused=True)):
                         self.assertLess(apart(got, torch.zeros_like(got) if want is None else want), 1e-9)
 
@@ -216,7 +217,7 @@ class Operators(unittest.TestCase):
         state = torch.random.get_rng_state()
         drop(dropout_seed=5), torch.ops.heed.sdpa(q, k, v)
         self.assertTrue(torch.equal(torch.random.get_rng_state(), state))  # neither asks it
-        # What checkpoint() computes again drops the same weights, and so does the backward pass.
+        # Recomputation by checkpoint() drops the same weights, and so does the backward pass.
         grads = []
         for run in (lambda: drop(), lambda: torch.utils.checkpoint.checkpoint(lambda x: torch.ops.heed.sdpa(x, k, v, dropout=0.5), q)):
             torch.manual_seed(4)
@@ -247,7 +248,7 @@ class Operators(unittest.TestCase):
         self.assertEqual(out.shape, q.shape)
         self.assertLess(apart(out, f.sdpa(q, k, v, causal_mask())), 1e-12)
         self.assertEqual(torch.autograd.grad(out.sum(), k, retain_graph=True)[0].shape, k.shape)
-        # What no stride of a tensor fits is copied.
+        # Tensors whose strides heed cannot read are copied.
         turned = q.detach().T.contiguous().T.requires_grad_()
         same = torch.ops.heed.sdpa(turned, k, v, causal=True)
         self.assertTrue(torch.equal(same, out))

@@ -37,7 +37,7 @@ void spread_over_heads(Op& op, Index heads) {
   return {begin, begin + width};
 }
 
-// The rows of one token in all heads, under the caller's mask, which tells what they see.
+// The rows of one token in all heads, with the keys that the caller's mask shows.
 template <class Op>
 [[nodiscard]] std::vector<zoo::PlainRow> plain_rows(const OpCall<Op>& call,
                                                     const BoundMask<double>& mask, Index b,
@@ -145,7 +145,7 @@ TEST_CASE("of variants that read later keys there is no layer, layers of others 
   CHECK(heed_test::message_of([&] { (void)layer_of("zoo:prefix-lm"); }) ==
         "attention_of: zoo:prefix-lm reads later keys, there is no causal layer of it");
 
-  // Behind a span of 256 keys other rows than those of plain attention, in steps, too.
+  // Rows behind a span of 256 keys differ from plain attention, in steps, too.
   constexpr Index len = 300, width = 8, span = 256;
   nn::Context<float> c;
   c.threads = 1;

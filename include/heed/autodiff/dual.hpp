@@ -22,7 +22,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// What a Dual over Real accepts as the other, constant operand.
+// Types that a Dual over Real accepts as a constant operand.
 template <class C, class Real>
 concept ConstantOf = std::is_same_v<C, Real> || std::is_arithmetic_v<C>;
 

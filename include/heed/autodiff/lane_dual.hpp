@@ -48,8 +48,8 @@ struct LaneDual {
   requires(std::is_arithmetic_v<C> && !std::is_same_v<C, S>)
       [[gnu::always_inline]] LaneDual(C constant)
       : value(math::constant<S>(constant)) {}
-  // Derivatives are copied one by one. GCC copies an array in halves of a vector, and a processor that then loads
-  // the whole vector waits until both halves have left its store buffer.
+  // Copies derivatives one by one. GCC copies an array in halves of a vector, and a processor that
+  // then loads the whole vector waits until both halves have left its store buffer.
   [[gnu::always_inline]] LaneDual(const LaneDual& other) : value(other.value) {
     set_from(other, [&](auto n) { return other.grad[n]; });
   }
@@ -119,7 +119,7 @@ struct LaneDual {
   LaneDual& operator*=(const LaneDual& b) { return *this = *this * b; }
   LaneDual& operator/=(const LaneDual& b) { return *this = *this / b; }
 
-  // Values only, lane by lane: what math::select() asks.
+  // Compares values only, lane by lane, for math::select().
   [[nodiscard, gnu::always_inline]] friend auto operator<(const LaneDual& a, const LaneDual& b) {
     return a.value < b.value;
   }
@@ -168,7 +168,7 @@ struct LaneDual {
 // are inlined: GCC 12 does not flatten calls within calls.
 namespace math {
 
-// Of a dual over duals, the value of its value.
+// The plain value inside a dual over duals.
 template <class S, int Count>
 [[nodiscard, gnu::always_inline]] inline auto value_of(const LaneDual<S, Count>& x) {
   if constexpr (requires { x.value.moves; })
@@ -224,7 +224,7 @@ template <class S, int Count>
   const S y = sqrt(x.value);
   return x.chain(y, S(constant<S>(0.5) / y));
 }
-// The slope is 1 - y^2. In the tails, where y is rounded to 1 or almost, its absolute error is at most an ulp of 1.
+// The slope is 1 - y^2. In the tails, where y is 1 or almost, the absolute error of the slope is at most an ulp of 1.
 template <class S, int Count>
 [[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> tanh(const LaneDual<S, Count>& x) {
   const S y = tanh(x.value);

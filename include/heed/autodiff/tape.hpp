@@ -8,13 +8,12 @@
 //   const auto adjoint = tape.gradient(x * y);
 //   adjoint[x.index];                  // 5
 //
-// A tape is a list of operations in the order in which they ran. Each has at most two operands, or is a dot
-// product of any length. Tapes share nothing, so that each thread may work on one of its own. A Var must not
-// outlive its tape.
+// A tape is a list of operations in the order in which they ran. Each has at most two operands, or is a dot product of any
+// length. Tapes share nothing, so each thread may have its own. A Var must not outlive its tape.
 //
 // Cost: 32 bytes an operation on double (20 on float), and 8 for each pair of a dot product.
-// Bounds: NaN and infinity propagate along the way to the root. A node whose adjoint is 0 passes
-// nothing on, not even 0 * inf: a branch dropped by select cannot leave a NaN behind.
+// Bounds: NaN and infinity pass from the root back to the variables. A node whose adjoint is 0
+// passes nothing on, not even 0 * inf: a branch dropped by select cannot leave a NaN behind.
 
 #include <heed/core/error.hpp>
 #include <heed/core/scalar.hpp>
@@ -37,7 +36,7 @@ class Tape;
 template <std::floating_point Real>
 struct Var {
   Tape<Real>* tape = nullptr;
-  Index index = -1;  // of its node on the tape
+  Index index = -1;  // number of its node on the tape; -1: none
   Real value{};
 
   Var() = default;
@@ -81,7 +80,7 @@ struct Var {
   }
 
  private:
-  // f(a, b) from its value and its two partial derivatives.
+  // f(a, b), from its value and its two partial derivatives.
   [[nodiscard]] static Var join(Real f, const Var& a, Real slope_a, const Var& b, Real slope_b) {
     if (a.is_constant()) return b.chain(f, slope_b);
     if (b.is_constant()) return a.chain(f, slope_a);

@@ -71,7 +71,7 @@ inline void append_to_cache(Cache& cache, const DLTensor* key, const DLTensor* v
       cache.numbers);
 }
 
-// What forward() reads of a cache for these queries.
+// The inputs of forward() for a cache and these queries.
 template <class Real>
 [[nodiscard]] Inputs<Real> inputs_of_cache(Cache& cache, const StoredView<const Real>& query,
                                            const StoredView<const Real>& extra,
@@ -91,7 +91,7 @@ template <class Real>
       cache.numbers);
 }
 
-// The functions of c.h but heed_cache_new().
+// The cache functions of c.h, except heed_cache_new().
 inline void cache_free(heed_cache* cache) { delete &cache_of(cache); }
 inline int cache_append(heed_cache* cache, const DLTensor* key, const DLTensor* value,
                         std::string& error) {

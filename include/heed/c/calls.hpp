@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Variants behind one virtual call each, so that all else is compiled once per scalar. Which ones, a type says:
+// Variants behind one virtual call each, so that everything else is compiled once per scalar. A type lists the variants:
 //
 //   struct List {
 //     // f(Variant<Op>) for each of them, in the form of for_each_variant() (variants.hpp).
@@ -26,7 +26,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-// A call as the caller gave it, seen as C++.
+// A call of the caller, in C++ types.
 template <class Real>
 struct Request {
   Inputs<Real> in;
@@ -35,10 +35,10 @@ struct Request {
   const heed_parameter* parameters;
   std::size_t parameter_count;
   std::string where;                                     // begins error texts
-  std::unique_ptr<const Packed<Real>> packed = nullptr;  // what `in` points to
+  std::unique_ptr<const Packed<Real>> packed = nullptr;  // the lengths to which `in` points
 };
 
-// What backward has beside it.
+// The further arguments of backward.
 template <class Real>
 struct BackwardRequest {
   const Saved<Real>& saved;
@@ -49,14 +49,14 @@ struct BackwardRequest {
   std::size_t parameter_count;
 };
 
-// A direction, with that of parameters.
+// A direction of inputs and parameters.
 template <class Real>
 struct Direction {
   Tangents<Real> inputs;
   const heed_parameter* parameters;
   std::size_t parameter_count;
 };
-// What jvp() and hvp() have beside a call.
+// The further arguments of jvp() and hvp().
 template <class Real>
 struct JvpRequest {
   const Saved<Real>& saved;
@@ -82,8 +82,8 @@ template <class Real>
           named_memory("steps", outputs.steps)};
 }
 
-// Throws where something that is written overlaps a tensor of a parameter, or the gradient of a parameter anything else. The
-// rest is checked by the calls of C++, which own their parameters.
+// Throws if an output overlaps a tensor of a parameter, or if the gradient of a parameter overlaps
+// anything else. The C++ calls check the rest, and own their parameters.
 template <class Real>
 void check_apart(const Request<Real>& request, const Outputs<Real>& outputs) {
   require_apart(request.parameters, request.parameter_count, "", memory_of(outputs), request.where);
@@ -139,14 +139,14 @@ class VariantCalls {
   virtual void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const = 0;
   virtual void jvp(const Request<Real>& request, const JvpRequest<Real>& from) const = 0;
   virtual void hvp(const Request<Real>& request, const HvpRequest<Real>& from) const = 0;
-  // Throws where forward() would, but for what is written.
+  // Throws where forward() would, except for its outputs.
   virtual void check(const Request<Real>& request) const = 0;
-  // The entries of its own op.
+  // The entries of the variant's own op.
   [[nodiscard]] virtual Entries<Real> entries() = 0;
-  // Query heads of one head, and maps of scores.
+  // Query heads per head, and number of score maps.
   [[nodiscard]] virtual Index query_heads() const = 0;
   [[nodiscard]] virtual Index maps() const = 0;
-  // Widths under these parameters: of the extra input, and of what steps of rows come to; 0 for none.
+  // Widths with these parameters: of the extra input, and of the steps of a row; 0 for none.
   struct Widths {
     Index extra, steps;
   };
@@ -244,14 +244,14 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   }
 
  private:
-  // The op with the parameters that the call gives.
+  // The op with the call's parameters.
   [[nodiscard]] Op op_of(const Request<Real>& request) const {
     Op op = variant_.op;
     Entries<Real> entries = entries_of(op);
     set_entries(entries, request.parameters, request.parameter_count, false, request.where);
     return op;
   }
-  // The direction in its parameters: zeros but for what is given.
+  // The direction of the parameters: zeros unless given.
   [[nodiscard]] static Op direction_of(const Op& op, const Request<Real>& request,
                                        const Direction<Real>& along) {
     Op direction = zeros_like(op);
@@ -259,7 +259,7 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     set_tangents(entries, along.parameters, along.parameter_count, request.where);
     return direction;
   }
-  // The caller's mask, and the variant's own where it has one.
+  // The caller's mask, joined with the variant's own if it has one.
   [[nodiscard]] Mask<Real> mask_of_call(const Request<Real>& request) const {
     if (variant_.mask == nullptr) return request.mask;
     require(request.packed == nullptr || !variant_.traits.reads_later_keys, request.where,
@@ -276,7 +276,7 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
 template <class Real>
 using VariantList = std::vector<std::unique_ptr<VariantCalls<Real>>>;
 
-// heed's own.
+// heed's own variants.
 struct BuiltInVariants {
   template <class Real, class F>
   static void for_each(const Geometry& g, F&& f, const VariantOptions& options) {
@@ -297,7 +297,7 @@ template <class List, class Real>
   return list;
 }
 
-// The variants whose ops calls begin with. Tensors in them are too small for any call: a call gives its own.
+// The variants with the ops that calls begin with. Tensors in them are too small for any call: a call gives its own.
 template <class List, class Real>
 [[nodiscard]] const VariantList<Real>& variants() {
   static const VariantList<Real> list = make_variants<List, Real>(kSmallSizes, {});

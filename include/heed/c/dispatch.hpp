@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The functions of c.h, by the table of one instruction set. One file of a library includes this header, since it defines
-// them, and heed_c::library() beside it, which says what tables there are. That file is compiled without -m flags: it runs
-// on every processor, and chooses for it.
+// The functions of c.h, by the table of one instruction set. One file of a library includes this
+// header, since it defines them, and defines heed_c::library(), which lists the tables. That file
+// is compiled without -m flags: it runs on every processor, and chooses the table.
 
 #include <heed/c/table.hpp>
 
@@ -36,8 +36,8 @@ const Library& library();
 inline bool runs_everywhere() { return true; }
 
 #if defined(__x86_64__)
-// The levels of the x86-64 psABI. What __builtin_cpu_supports() says of AVX and AVX-512 includes that the operating system
-// keeps their registers. Three features it does not know with all compilers.
+// The levels of the x86-64 psABI. __builtin_cpu_supports() is true for AVX and AVX-512 only if the
+// operating system saves their registers. Some compilers do not know three of the features.
 inline bool runs_x86_64_v2() {
   return __builtin_cpu_supports("ssse3") && __builtin_cpu_supports("sse4.1") &&
          __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
@@ -58,7 +58,7 @@ inline bool runs_x86_64_v4() {
 }
 #endif
 
-// What this thread's last call that failed said.
+// The error of this thread's last call that failed.
 inline std::string& last_error() {
   thread_local std::string text;
   return text;
@@ -79,14 +79,14 @@ int failed(int status, const Parts&... parts) noexcept {
   return status;
 }
 
-// The highest instance that runs here; null where none does.
+// The highest instance that runs here; null if none does.
 inline const Instance* best_instance() {
   const Library& all = library();
   for (int n = all.count; n-- > 0;)
     if (all.instances[n].runs_here()) return &all.instances[n];
   return nullptr;
 }
-// The one in use; null before the first call.
+// The instance in use; null before the first call.
 inline std::atomic<const Instance*>& chosen() {
   static std::atomic<const Instance*> instance{nullptr};
   return instance;
@@ -107,7 +107,7 @@ inline std::atomic<int>& thread_count() {
   return count;
 }
 
-// f(table) of the instance that has saved this.
+// Calls f(table) of the instance that saved this.
 template <class F>
 int with_table_of(const heed_saved* saved, const char* door, F&& f) {
   if (saved == nullptr)
@@ -115,7 +115,7 @@ int with_table_of(const heed_saved* saved, const char* door, F&& f) {
                   ": saved is a null pointer, it must come from heed_forward()");
   return f(*saved->table);
 }
-// f(table) of the instance in use.
+// Calls f(table) of the instance in use.
 template <class F>
 int with_table(F&& f) {
   const Instance* instance = current();

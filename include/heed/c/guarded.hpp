@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the functions of c.h return in place of exceptions.
+// Turns exceptions into the status values that functions of c.h return.
 
 #include <heed/c.h>
 #include <heed/core/config.hpp>
@@ -16,7 +16,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-// f(), with what it throws as a status and its sentence, which begins with the name of the function.
+// Calls f(). An exception becomes a status and a sentence, which begins with the name of the function.
 template <class F>
 [[nodiscard]] int guarded(std::string& error, const std::string_view door, F&& f) noexcept {
   const auto failed = [&](int status, std::string_view text) {

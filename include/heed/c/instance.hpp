@@ -25,7 +25,7 @@ namespace c {
 template <class List>
 [[nodiscard]] const heed_table& table();
 
-// What heed_forward() saves.
+// The numbers that heed_forward() saves.
 struct SavedCall : heed_saved {
   const char* variant = "";
   std::variant<Saved<float>, Saved<double>> numbers;
@@ -68,7 +68,7 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
   return other != nullptr ? other->forward(given, given_outputs, saved, threads, error) : status;
 }
 
-// f(variant, request, numbers) of a call whose forward has saved these.
+// Calls f(variant, request, numbers) for a call whose forward saved these numbers.
 template <class List, class F>
 void with_saved(const heed_call& call, const heed_saved* saved, const char* door, int threads,
                 F&& f) {
@@ -213,7 +213,7 @@ inline const char* report_name(const heed_saved* saved, std::size_t index) {
       static_cast<const SavedCall*>(saved)->numbers);
 }
 
-// The sizes of a call whose tensors need not be there, for heads of the variant.
+// The sizes of a call whose tensors may have no memory, for heads of the variant.
 template <class Real>
 [[nodiscard]] Geometry sizes_of(const heed_call& call, const VariantCalls<Real>& variant,
                                 const std::string& where) {
@@ -232,7 +232,7 @@ template <class Real>
 
 template <class List>
 int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
-  constexpr const char* door = "heed::forward";  // which would say the same
+  constexpr const char* door = "heed::forward";  // errors are those of this call
   return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     heed_shapes found = adopt(shapes, "shapes", door);
@@ -256,7 +256,7 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
 
 template <class List>
 int check(const heed_call* given, std::string& error) {
-  constexpr const char* door = "heed::forward";  // which would say the same
+  constexpr const char* door = "heed::forward";  // errors are those of this call
   const heed_table* other = nullptr;
   const int status = guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
@@ -274,14 +274,15 @@ int check(const heed_call* given, std::string& error) {
   return other != nullptr ? other->check(given, error) : status;
 }
 
-// f(entries) of the call's variant as heed's own programs begin with it, changed by what the call gives.
+// Calls f(entries) with the entries of the call's variant as heed's own programs begin with it,
+// changed by the call's parameters.
 template <class List, class F>
 void with_initial(const heed_call& call, const heed_start* given, const char* door, F&& f) {
   const heed_start start = given != nullptr ? adopt(given, "start", door) : heed_start{};
   with_real(call.query, door, [&]<class Real>(Real) {
     const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
     const std::string where = detail::door_name(door, variant.name());
-    // The baseline's: where the op reads several query heads at a time, that has as many times the width.
+    // The baseline's sizes: if the op reads several query heads at a time, the baseline has that many times the width.
     Geometry g = sizes_of(call, variant, where);
     g.query_heads = g.heads;
     g.dim_qk *= variant.query_heads();
@@ -308,7 +309,7 @@ int describe_variant(const heed_call* given, const heed_start* start, heed_param
     require_list(infos, *count, "infos", kAnyList, door);
     with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
       const std::size_t room = std::min(*count, entries.size());
-      // The caller's array, whose structs are as long as they say.
+      // The caller's array. Each struct is as long as its size says.
       const std::size_t step = room > 0 ? padded<heed_parameter_info>(infos->size) : 0;
       for (std::size_t n = 0; n < room; ++n) {
         auto* to =
@@ -339,7 +340,7 @@ int initial(const heed_call* given, const heed_start* start, const heed_paramete
   });
 }
 
-// Null behind the last one, and where there is no memory for the list.
+// Null behind the last one, and if there is no memory for the list.
 template <class List>
 const char* variant_name(size_t index) {
   const char* name = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Lists of c.h, which are a pointer and a count. A count that nobody has set would have us read any memory: before a list is
-// read, its count must be one that the call can have.
+// Lists of c.h, which are a pointer and a count. A count that was never set could make the library
+// read any memory: before a list is read, its count must be one that the call can have.
 
 #include <heed/core/error.hpp>
 #include <heed/core/view.hpp>
@@ -15,14 +15,14 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-// How many entries a list may have, as the end of a sentence: `before` most `behind`.
+// The most entries of a list, as the end of a sentence: `before` most `behind`.
 struct ListLimit {
   const char* before;
   Index most;
   const char* behind = "";
 };
 
-// The limit of lists whose length no size of the call tells.
+// The limit of lists whose length does not follow from the call's sizes.
 inline constexpr ListLimit kAnyList{"it must have at most ", 4096};
 
 inline void require_list(const void* list, std::size_t count, const char* name,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A struct heed_mask as a Mask.
+// Makes a Mask from a struct heed_mask.
 
 #include <heed/c/lists.hpp>
 #include <heed/c/structs.hpp>
@@ -30,7 +30,7 @@ class AskedPairs final : public PairFunction {
         if (ask(at.batch, at.head, at.query + r + shift_, at.key + j))
           detail::set_bits(words + r * kRuleWords, j, j + 1);
   }
-  // It does not tell what it reads.
+  // The library cannot tell what the caller's function reads.
   [[nodiscard]] bool depends_on_batch() const override { return true; }
   [[nodiscard]] bool depends_on_head() const override { return true; }
 
@@ -88,7 +88,7 @@ class AskedFunction final : public detail::AskedRule {
   const auto* bytes = reinterpret_cast<const unsigned char*>(view.data());
   const Shape& s = view.shape();
   const Strides& by = view.strides();
-  // What broadcasting repeats is read once.
+  // Rows that broadcasting repeats are read once.
   const Index batches = by.batch == 0 ? 1 : s.batch, heads = by.head == 0 ? 1 : s.heads,
               rows = by.row == 0 ? 1 : s.len;
   for (Index b = 0; b < batches; ++b)
@@ -102,12 +102,12 @@ class AskedFunction final : public detail::AskedRule {
   return view;
 }
 
-// How long lists of a mask may be that sizes of its call tell.
+// The most entries of a mask's lists, by the sizes of its call.
 struct MaskLimits {
   ListLimit key_lengths, query_documents, key_documents, alibi;
 };
 
-// Throws where a place is given to a part that the mask does not have.
+// Throws if an align or offset is given for a part that the mask does not have.
 inline void require_part(bool given, int align, std::int64_t offset, const char* name,
                          const char* where) {
   require(given || (align == heed_top_left && offset == 0), where, ": the mask has ", name,

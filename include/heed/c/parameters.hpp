@@ -2,7 +2,7 @@
 #pragma once
 
 // Parameters and options of any op by name. An op's lists (plug/parameters.hpp) become a list of entries that no longer
-// know the op, so that what is done with them is compiled once for all ops.
+// depend on the op, so that functions of entries are compiled once for all ops.
 
 #include <heed/c/lists.hpp>
 #include <heed/c/tensors.hpp>
@@ -58,13 +58,13 @@ template <class Enumeration>
   return text;
 }
 
-// How an option of some type is read and set.
+// Functions that read and set an option of some type.
 struct OptionType {
   double (*get)(const void* option);
   void (*set)(void* option, double number);
   bool whole;  // numbers in [low, high]
   double low, high;
-  const std::vector<std::string>* words;  // of a choice, else null
+  const std::vector<std::string>* words;  // words of a choice, else null
   const char* choices;                    // the words, joined
 };
 
@@ -86,7 +86,7 @@ template <class Option>
         choices.c_str()};
     return type;
   } else if constexpr (std::is_integral_v<Option>) {
-    // Doubles hold whole numbers up to 2^53.
+    // Doubles hold all whole numbers up to 2^53.
     static const OptionType type{get,
                                  set,
                                  true,
@@ -110,9 +110,9 @@ struct Entry {
   const char* name;
   int kind;  // enum heed_parameter_kind
   bool may_be_empty = false;
-  Param<Real>* param = nullptr;        // of heed_per_head, heed_tensor and heed_fixed
-  std::vector<Index>* list = nullptr;  // of heed_list
-  void* option = nullptr;              // of heed_option and heed_choice
+  Param<Real>* param = nullptr;        // for heed_per_head, heed_tensor and heed_fixed
+  std::vector<Index>* list = nullptr;  // for heed_list
+  void* option = nullptr;              // for heed_option and heed_choice
   const OptionType* type = nullptr;
   bool required = false;  // the caller has to give it
 
@@ -126,8 +126,8 @@ struct Entry {
 template <class Real>
 using Entries = std::vector<Entry<Real>>;
 
-// All entries of an op, in the order of its lists. Learnt tensors that it has are required: what they hold fits other
-// sizes, or none.
+// All entries of an op, in the order of its lists. Learnt tensors of the op are required: the
+// numbers in the list's op fit other sizes.
 template <class Op>
 [[nodiscard]] Entries<typename Op::Scalar> entries_of(Op& op) {
   using Real = typename Op::Scalar;
@@ -173,7 +173,7 @@ template <class Real>
        known.empty() ? ", the variant has none" : "; it has ", known);
 }
 
-// What stands for a number, of an option or a choice.
+// The number of an option or a choice that the caller gives.
 [[nodiscard]] inline double option_number(const heed_parameter& from, const OptionType& type,
                                           const std::string& who) {
   require(from.tensor == nullptr, who, " is a tensor, it must be ",
@@ -218,8 +218,8 @@ void set_entry(Entry<Real>& entry, const heed_parameter& from, const std::string
   }
 }
 
-// Sets what the caller gives. Throws for a name that is unknown or stands twice, and where a required one is missing,
-// unless `all` may be missing.
+// Sets the parameters that the caller gives. Throws for a name that is unknown or stands twice, and
+// for a missing one that is required, unless `all` may be missing.
 template <class Real>
 void set_entries(Entries<Real>& entries, const heed_parameter* given, std::size_t count, bool all,
                  const std::string& where) {
@@ -239,7 +239,7 @@ void set_entries(Entries<Real>& entries, const heed_parameter* given, std::size_
             "with");
 }
 
-// Sets the tangents that the caller gives of learnt parameters.
+// Sets the tangents of learnt parameters that the caller gives.
 template <class Real>
 void set_tangents(Entries<Real>& entries, const heed_parameter* given, std::size_t count,
                   const std::string& where) {
@@ -295,7 +295,7 @@ void write_entries(Entries<Real>& entries, const heed_parameter* to, std::size_t
     SmallTensor(*to[n].tensor, where).write(find_entry(entries, to[n].name, where).param->data());
 }
 
-// What heed_describe() says of an entry.
+// The description of an entry for heed_describe().
 template <class Real>
 void describe(const Entry<Real>& entry, heed_parameter_info& info) {
   info.name = entry.name;

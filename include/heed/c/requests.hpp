@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A struct heed_call as a Request: its tensors, mask, packed sequences and caches.
+// Makes a Request from a struct heed_call: its tensors, mask, packed sequences and caches.
 
 #include <heed/c/caches.hpp>
 #include <heed/c/calls.hpp>
@@ -55,7 +55,7 @@ template <class Real>
   require(from.queries != nullptr, where, ": packed.queries is a null pointer");
   auto packed = std::make_unique<Packed<Real>>();
   const Index starts = Index(from.query_count);
-  // Sequences may be empty, some of them.
+  // Some sequences may be empty.
   const ListLimit most{"it must have at most ", in.query.shape().len + kAnyList.most},
       like_starts{"packed.queries has ", starts},
       one_each{"there are ", std::max<Index>(0, starts - 1), " sequences"};
@@ -76,7 +76,7 @@ template <class Real>
     require(caches[n]->table == table, where, ": packed.caches[", n,
             "] was made with another instruction set than packed.caches[0]");
     const Inputs<Real> own = inputs_of_cache<Real>(cache_of(caches[n]), {}, {}, where);
-    Index count = 0;  // C++ tells a negative one
+    Index count = 0;  // the C++ call reports a negative one
     require(!__builtin_sub_overflow(packed->queries[n + 1], packed->queries[n], &count) &&
                 count <= own.key.shape().len,
             where, ": sequence ", n, " has the queries [", packed->queries[n], ", ",
@@ -132,7 +132,7 @@ template <class Real>
   if (request.packed != nullptr && !request.packed->caches.empty())
     request.in.queries_at_end = true;
   const bool has_keys = request.in.value.given() || request.in.packed != nullptr;
-  if (request.in.query.given() && has_keys)  // or the call is refused
+  if (request.in.query.given() && has_keys)  // else the call is refused
     request.mask =
         mask_of<Real>(call.mask, mask_limits(request.in, variant.query_heads()), where.c_str());
   Options& options = request.options;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Structs of c.h that begin with their size, of a caller who may know fewer fields of them, or more.
+// Structs of c.h that begin with their size. A caller may know fewer fields of them, or more.
 //
-//   shorter than ours   it ends where one of our fields ends, or behind the padding that follows there; what it lacks is 0
-//   longer than ours    all behind ours is 0
+//   shorter than ours   it ends where one of our fields ends, or behind the padding that follows
+//                       there; missing fields are 0
+//   longer than ours    all bytes behind ours are 0
 //
 // A new field must not lie in what was padding: an older caller leaves anything there.
 
@@ -19,7 +20,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-// f(field...) for all fields of a struct, in order. The language refuses a list that lacks one.
+// Calls f(field...) with all fields of a struct, in order. The compiler refuses an incomplete list.
 template <class F>
 [[nodiscard]] auto with_fields(const heed_mask& all, F&& f) {
   const auto& [size, causal, causal_align, causal_offset, windows, window_count, key_ranges,
@@ -88,13 +89,13 @@ template <class F>
   return f(size, batch, kv_heads, dim_qk, dim_v, dtype, page_rows);
 }
 
-// What a struct of this size takes in an array.
+// Bytes of a struct of this size in an array.
 template <class Struct>
 [[nodiscard]] constexpr std::size_t padded(std::size_t size) {
   return (size + alignof(Struct) - 1) / alignof(Struct) * alignof(Struct);
 }
 
-// Does a struct of this size end with a field behind its size?
+// True if a struct of this size ends with a field behind its size.
 template <class Struct>
 [[nodiscard]] bool ends_with_field(std::size_t size) {
   const Struct all{};
@@ -108,10 +109,10 @@ template <class Struct>
   });
 }
 
-// A size that nobody has set would have us read any memory.
+// Limit on the size of a caller's struct: a size that was never set could make the library read any memory.
 inline constexpr std::size_t kMostGrowth = 4096;
 
-// The caller's struct as ours.
+// A copy of the caller's struct in our layout.
 template <class Struct>
 [[nodiscard]] Struct adopt(const Struct* given, const char* name, const char* where) {
   require(given != nullptr, where, ": ", name, " is a null pointer");
@@ -131,7 +132,7 @@ template <class Struct>
   return own;
 }
 
-// Writes ours to the caller's struct, as far as that goes; its size stays.
+// Writes our struct to the caller's, as far as that reaches; its size does not change.
 template <class Struct>
 void write_back(Struct own, Struct* given) {
   own.size = given->size;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the code of one instruction set offers to the functions of c.h. One library holds several of these tables
-// (c/dispatch.hpp chooses), so that nothing here stands in heed's own namespace, which has another name for each
-// instruction set: these types are the same for all of them.
+// The functions of one instruction set, which the functions of c.h call. One library holds several
+// of these tables (c/dispatch.hpp chooses), so that nothing here stands in heed's own namespace,
+// which has another name for each instruction set: these types are the same for all of them.
 
 #include <heed/c.h>
 
 #include <string>
 
-// Each function that returns an int returns an enum heed_status and throws nothing; where it fails, `error` becomes its
-// sentence. `threads` is what calls with threads = 0 compute with.
+// Each function that returns an int returns an enum heed_status and throws nothing; if it fails, it
+// sets `error` to a sentence. `threads` is the number of threads for calls with threads = 0.
 struct heed_table {
   int (*forward)(const heed_call* call, const heed_outputs* outputs, heed_saved** saved,
                  int threads, std::string& error);
@@ -34,7 +34,7 @@ struct heed_table {
   int (*initial)(const heed_call* call, const heed_start* start, const heed_parameter* to,
                  size_t count, std::string& error);
   const char* (*variant_name)(size_t index);
-  int (*threads)();  // of OpenMP
+  int (*threads)();  // number of OpenMP's threads
   int (*cache_new)(const heed_cache_sizes* sizes, heed_cache** cache, std::string& error);
   void (*cache_free)(heed_cache* cache);
   int (*cache_append)(heed_cache* cache, const DLTensor* key, const DLTensor* value,
@@ -46,12 +46,12 @@ struct heed_table {
   int64_t (*cache_capacity)(const heed_cache* cache);
 };
 
-// The beginning of what heed_forward() saves: whose it is.
+// The first fields of the numbers that heed_forward() saves: the table that saved them.
 struct heed_saved {
   const heed_table* table;
 };
 
-// The beginning of a cache: whose it is, and its sizes.
+// The first fields of a cache: its table, and its sizes.
 struct heed_cache {
   const heed_table* table;
   int64_t batch, kv_heads, dim_qk, dim_v;

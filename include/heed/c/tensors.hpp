@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tensors of c.h as those of C++. Errors are std::invalid_argument with one sentence.
+// Views of the tensors of c.h in C++ types. Errors are std::invalid_argument with one sentence.
 
 #include <heed/c.h>
 #include <heed/io/dlpack.hpp>
@@ -27,7 +27,8 @@ namespace c {
   return tensor.dtype.code == code && tensor.dtype.bits == bits && tensor.dtype.lanes == 1;
 }
 
-// A tensor of a call that computes with the Real of Element; null: one that is not given. Errors begin with `where`.
+// A tensor of a call that computes with the Real of Element; null for a tensor that is not given.
+// Errors begin with `where`.
 template <class Element>
 [[nodiscard]] StoredView<Element> stored_view(const DLTensor* tensor, const char* name,
                                               const std::string& where,
@@ -47,7 +48,7 @@ template <class Element>
   return detail::view_dlpack_as<Element>(*tensor, who);
 }
 
-// f(Real()) for what a call with this query computes with.
+// Calls f(Real()) with the type in which a call with this query computes.
 template <class F>
 decltype(auto) with_real(const DLTensor* query, const std::string& where, F&& f) {
   if (query == nullptr || has_dtype(*query, kDLFloat, 32) || has_dtype(*query, kDLFloat, 16) ||
@@ -216,7 +217,7 @@ class SmallTensor {
     fail(who_, " has strides (", strides, ") and byte_offset ", tensor_.byte_offset,
          ", its numbers lie beyond the address space");
   }
-  // f(offset), in elements.
+  // Calls f(offset), in elements, for each number.
   template <class F>
   void each(F&& f) const {
     for (Index n = 0; n < size_; ++n) {

@@ -41,7 +41,7 @@ inline namespace HEED_ABI {
 struct CausalityOptions {
   Index batch = 1;
   Index vocabulary = 0;               // ids: tokens become other numbers in [0, vocabulary)
-  Index max_tokens = 0;               // per sequence; 0: all; else so many, evenly spread
+  Index max_tokens = 0;               // per sequence; 0: all; otherwise this many, evenly spread
   bool check_other_sequences = true;  // a change may not reach another sequence at all
   std::uint64_t seed = 20240607;
 };
@@ -50,8 +50,8 @@ struct CausalityOptions {
 struct CausalityReport {
   bool causal = true;
   Index runs = 0;       // changes tried
-  Index effective = 0;  // of these, how many changed an output that they may change
-  Index leaks = 0;      // outputs that changed and may not, over all runs
+  Index effective = 0;  // changes that reached an output which they may change
+  Index leaks = 0;      // outputs, over all runs, that changed and may not
   // The first of them: what became of the token ("nothing" when run is not the same twice), which
   // token that was, and the output that noticed.
   std::string change;
@@ -79,7 +79,7 @@ struct CausalityReport {
 
 namespace detail {
 
-// The ways to change a token. An id never becomes itself.
+// Ways to change a token. An id never becomes itself.
 template <class Real>
 struct TokenChanges {
   static constexpr int count = std::integral<Real> ? 2 : 5;
@@ -134,7 +134,7 @@ class OutputWatch {
             " rows");
   }
 
-  // Token -1: nothing was changed, and nothing may change.
+  // Token -1: nothing was changed, so no output may change.
   void compare(const Out& after, Index batch, Index token, const char* change,
                CausalityReport& report) const {
     require(after.size() == before_.size(), "audit_causality: run returned ", after.size(),
@@ -186,8 +186,8 @@ void require_auditable(const std::vector<Real>& inputs, Index len,
 
 }  // namespace detail
 
-// Changes every token of `inputs` in turn and reports whether an earlier output, or one of another
-// sequence, noticed.
+// Changes every token of `inputs` in turn and reports whether an output of an earlier token, or of
+// another sequence, changed.
 template <class Real, class Run>
 requires std::same_as<Real, float> || std::same_as<Real, double> || std::integral<Real>
 [[nodiscard]] CausalityReport audit_causality(Run&& run, const std::vector<Real>& inputs, Index len,

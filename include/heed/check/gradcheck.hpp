@@ -44,8 +44,8 @@ enum class Method { central_difference, complex_step, dual };
 struct GradcheckOptions {
   std::optional<double> tolerance = {};  // >= 0; default 1e-8 central difference, 1e-12 others
   std::optional<double> step = {};   // > 0; default 1e-5 central (times max(1, |x|)), 1e-30 complex
-  Index max_entries_per_tensor = 0;  // 0: all; else so many, spread the same way in every run
-  Index max_failures = 20;           // how many a report keeps; it counts all
+  Index max_entries_per_tensor = 0;  // 0: all; else this many, the same in every run
+  Index max_failures = 20;           // failures that a report keeps; it counts all
 };
 
 // One entry of one tensor; `error` is relative to max(1, |analytic|, |numeric|), and +inf when a
@@ -57,10 +57,10 @@ struct Mismatch {
 };
 
 struct GradientReport {
-  bool passed = true;  // also when there was nothing to check: see `checked`
+  bool passed = true;  // also if nothing was checked: see `checked`
   double worst_error = 0;
-  Mismatch worst;                  // the first of the largest error, even if that passes
-  std::vector<Mismatch> failures;  // the first GradcheckOptions::max_failures of them
+  Mismatch worst;                  // the first entry with the largest error, even if it passes
+  std::vector<Mismatch> failures;  // the first GradcheckOptions::max_failures failures
   Index failed = 0;
   Index checked = 0;
 
@@ -131,7 +131,7 @@ inline void require_unique_names(const std::vector<NamedTensor>& tensors, const 
   return matched;
 }
 
-// Which of n entries to check: all when limit is 0 or at least n, else one from each of `limit`
+// The entries to check, out of n: all when limit is 0 or at least n, else one from each of `limit`
 // equal stretches, at a golden-ratio offset, so that no stride of the tensor hides from it.
 [[nodiscard]] inline std::vector<Index> spread_entries(Index n, Index limit) {
   const Index count = limit == 0 ? n : std::min(n, limit);
@@ -156,12 +156,12 @@ template <class S>
   return tensors;
 }
 
-// df / d entry, by the method that belongs to S; `entry` is an element of `tensors`.
+// df / d entry, by the method for S; `entry` is an element of `tensors`.
 template <class F>
 [[nodiscard]] double derivative(F& f, const std::vector<std::vector<double>>& tensors,
                                 double& entry, double step) {
   const double x = entry, h = step * std::max(1.0, std::abs(x));
-  const double above = x + h, below = x - h;  // their difference is not exactly 2h
+  const double above = x + h, below = x - h;  // above - below is not exactly 2h
   entry = above;
   const double f_above = f(tensors);
   entry = below;
@@ -214,8 +214,8 @@ inline std::string GradientReport::text() const {
   return text.str();
 }
 
-// check_gradient by the method that belongs to S: double (central differences),
-// std::complex<double> (complex step) or Dual<double, 1>; f need only accept this S.
+// check_gradient by the method for S: double (central differences), std::complex<double> (complex
+// step) or Dual<double, 1>; f need only accept this S.
 template <class S, class F>
 [[nodiscard]] GradientReport check_gradient_on(F&& f, const std::vector<NamedTensor>& inputs,
                                                const std::vector<NamedTensor>& analytic,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a Hessian-vector product costs beside backward of the same op, on this machine and in this moment:
+// Measures what a Hessian-vector product costs beside backward() of the same op, on this machine at this moment:
 //
 //   std::puts(time_hvp(op, geometry, causal<float>()).text().c_str());
 //
@@ -9,7 +9,7 @@
 //
 //   hvp 12.3 ms (minimum 12.1, quartiles 12.2 to 12.5), 3.4 x backward (3.38 to 3.43)
 //
-// Both run in turns, on the numbers and with the medians of time_op() (check/op_timing.hpp).
+// Both run in turns, on the same numbers as in time_op() (check/op_timing.hpp), and the figures are medians as there.
 
 #include <heed/check/op_timing.hpp>
 #include <heed/engine/hvp.hpp>
@@ -33,8 +33,8 @@ struct HvpTiming {
   }
 };
 
-// All inputs but grad_out move, and so do all parameters, by the numbers of the call itself; all products are written. Throws
-// as forward() does, and unless repeats is positive.
+// The direction covers all inputs but grad_out, and all parameters; its numbers are those of the
+// call itself. All products are written. Throws as forward() does, and unless repeats is positive.
 template <class Op>
 [[nodiscard]] HvpTiming time_hvp(const Op& op, const Geometry& g,
                                  const Mask<typename Op::Scalar>& mask = {}, int repeats = 9,

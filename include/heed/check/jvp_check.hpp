@@ -7,15 +7,15 @@
 //   std::puts(report.summary().c_str());
 //   return report.passed() ? 0 : 1;
 //
-// For each input, the bias of the mask and each parameter, moved alone along a random direction x. , `out` meaning out, and
-// lse where the normaliser differentiates_lse:
+// Each input, the bias of the mask and each parameter is moved alone along a random direction x.
+// (below, `out` includes lse where the normaliser differentiates_lse):
 //
 //   <u, J x>         J x. of jvp(), against <J^T u, x.>, J^T u being the gradients of backward() for dL/dout = u
 //   out along all    all moved at once by jvp() without an earlier forward(), against the sum of the single ones
 //   out along x      against (forward(x + h x.) - forward(x - h x.)) / 2h
 //
-// check_op() asks the first two of every op that jvp() takes: it holds backward() itself against the slow twin. The third
-// needs no backward(); formulas with a jump must not have one near the random inputs.
+// check_op() makes the first two checks for every op that jvp() takes, and compares backward() itself with the reference.
+// The third needs no backward(); formulas with a jump must not have one near the random inputs.
 // In double, whatever the op's scalar.
 // Errors  those of forward() at the sizes asked for. Ops that jvp() refuses do not compile, with the sentence that it has
 //         for them.
@@ -40,7 +40,7 @@ namespace detail {
   return tensor->values;
 }
 
-// A direction in all that a call reads, by the names of OpCall::tensors().
+// A random direction for everything that a call reads, by the names of OpCall::tensors().
 template <class Op>
 struct CheckDirection {
   std::vector<NamedTensor> tensors;
@@ -57,7 +57,7 @@ struct CheckDirection {
   [[nodiscard]] const std::vector<double>& of(const std::string& name) const {
     return values_named(name, tensors);
   }
-  // Of the inputs, those that `only` names; all for an empty name.
+  // Tangents of the input named `only`; of all inputs for an empty name.
   [[nodiscard]] Tangents<double> tangents(const OpCall<Op>& call, const std::string& only) const {
     const Inputs<double> in = call.inputs();
     Tangents<double> d;
@@ -73,7 +73,7 @@ struct CheckDirection {
     give("bias", call.mask.bias, d.bias);
     return d;
   }
-  // Adds `step` times the direction of the parameters that `only` names to `op`.
+  // Moves the parameter of `op` named `only` by `step` times its direction; all parameters for an empty name.
   void add_parameters(Op& op, const std::string& only, double step) const {
     visit_named_params(op, [&](const std::string& name, auto& param) {
       if (!only.empty() && only != name) return;
@@ -81,7 +81,7 @@ struct CheckDirection {
       for (Index i = 0; i < param.size(); ++i) param[i] += step * direction[std::size_t(i)];
     });
   }
-  // What forward() writes with what `only` names moved by `step` times the direction: out, and behind it lse.
+  // Runs forward() with the tensor named `only` moved by `step` times its direction; returns out, then lse and steps.
   [[nodiscard]] std::vector<double> results_at(const OpCall<Op>& call, const std::string& only,
                                                double step) const {
     OpCall<Op> moved = call;
@@ -106,7 +106,7 @@ struct CheckDirection {
   }
 };
 
-// Numbers of out, and behind them of lse and of steps where the call asks for them.
+// Memory for out, and behind it for lse and steps where the call asks for them.
 template <class Op>
 struct CheckResults {
   std::vector<double> numbers;
@@ -121,8 +121,8 @@ struct CheckResults {
   CheckResults(const CheckResults&) = delete;
 };
 
-// Holds jvp() of a call, whose passes have run, against backward(), and against the sum of its own answers; hands
-// each(name, tangents) the tangents along each tensor alone.
+// Compares jvp() of a call, whose passes have run, with backward(), and with the sum of its own
+// results; calls each(name, tangents) with the tangents along each tensor alone.
 template <class Op, class Each>
 GradientReport check_tangents_of(OpCall<Op>& call, const CheckDirection<Op>& direction,
                                  Index failures, Each&& each) {
@@ -181,7 +181,7 @@ template <AttentionOp Op>
       for (const Index i :
            detail::spread_entries(Index(moved.size()), options.max_entries_per_tensor)) {
         const auto at = std::size_t(i);
-        // The lse of a row that sees nothing, -infinity, does not move.
+        // The lse of a row that sees nothing is -infinity on both sides and does not move.
         const double slope = there[at] == back[at] ? 0 : (there[at] - back[at]) / (2 * step);
         detail::note(differences, {"out along " + tensor, i, moved[at], slope}, tolerance,
                      options.max_failures);

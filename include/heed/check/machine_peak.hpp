@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The machine's peak: multiply-adds on registers, by this library's own instructions, on as many threads as a call
-// uses, all at work together. Shared machines drift: a share of the peak needs a probe beside each measurement.
+// The machine's peak: multiply-adds on registers, by this library's own instructions, on as many threads as a call uses,
+// all at work together. The speed of shared machines drifts: a fraction of the peak needs a probe beside each measurement.
 
 #include <heed/check/stopwatch.hpp>
 #include <heed/core/parallel.hpp>
@@ -40,8 +40,8 @@ template <class Real>
   return sum_lanes(total);
 }
 
-// Waits for the other threads, but for a tenth of a second at most: OpenMP may give fewer than were asked for. Where
-// every thread has a core it does not yield: on a busy machine it would come back too late.
+// Waits for the other threads, a tenth of a second at most, since OpenMP may give fewer than were asked for. If every
+// thread has a core, it does not yield: on a busy machine it would come back too late.
 inline void meet(std::atomic<int>& missing, bool yields) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point latest = Clock::now() + std::chrono::milliseconds(100);
@@ -64,7 +64,7 @@ template <class Real>
   std::atomic<int> missing{threads};
   const bool crowded = unsigned(threads) > std::thread::hardware_concurrency();
   std::vector<Span> spans(std::size_t(threads), Span{});
-  // A sum moves to 2: no overflow, no denormal number.
+  // Each sum tends to 2: no overflow, no denormal number.
   const volatile Real factor = Real(0.5), term = Real(1);
   run_workers(threads, [&](int worker) {
     Span& span = spans[std::size_t(worker)];
@@ -75,7 +75,7 @@ template <class Real>
     span.end = Clock::now();
     span.ran = true;
   });
-  // From the first thread's begin to the last one's end.
+  // From the start of the first thread to the end of the last.
   Clock::time_point begin = Clock::time_point::max(), end = Clock::time_point::min();
   double flops = 0;
   for (const Span& span : spans) {

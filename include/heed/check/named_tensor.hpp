@@ -17,7 +17,7 @@ struct NamedTensor {
   std::vector<double> values;
 };
 
-// The numbers that a view stands for, in (batch, heads, len, dim) order.
+// The numbers of a view in (batch, heads, len, dim) order, as doubles.
 template <class Number, class View>
 [[nodiscard]] std::vector<Number> dense_numbers(const View& view) {
   const Shape& s = view.shape();
@@ -37,7 +37,7 @@ template <class Number, class Element>
 
 namespace detail {
 
-// f(name, parameter) for the parameters that are in use, with the name of their part.
+// Calls f(name, parameter) for the parameters in use, with the name of their part.
 template <class Op, class F>
 void visit_named_params(Op& op, F&& f) {
   const auto prefixed = [&f](const char* part) {

@@ -33,7 +33,8 @@ struct CallViews {
   Gradients<Real> grads = {};
 };
 
-// What a call reads, dense (batch, heads, len, dim); `extra` and the numbers of tokens are empty where the op reads none.
+// The numbers that a call reads, dense (batch, heads, len, dim); `extra` and the inputs per token
+// are empty where the op reads none.
 template <class Real>
 struct CallNumbers {
   std::vector<Real> query, key, value, extra, grad_out;
@@ -69,7 +70,7 @@ class OpCall {
  public:
   using Real = typename Op::Scalar;
 
-  // All of them may change between calls, within their sizes.
+  // Members that may be changed between calls, as long as sizes stay.
   Op op;
   Mask<Real> mask;
   Options options;
@@ -77,23 +78,23 @@ class OpCall {
   Op grad_op;
   // After forward(): what backward() reads.
   Saved<Real> saved;
-  // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's tensors. What
-  // forward() and backward() write holds NaN before: nothing else passes for a result.
+  // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's tensors. The memory of
+  // results holds NaN at first, so that a number that was not written cannot pass for one.
   std::vector<Real> query, key, value, extra, grad_out, query_inputs, key_inputs;
   std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra, grad_query_inputs,
       grad_key_inputs;
-  std::vector<Real> grad_bias;  // of the shape of the mask's bias
+  std::vector<Real> grad_bias;  // shape of the mask's bias
   // (batch, heads, len_q, maps). Neither is asked for while it is empty: lse_shape() says how many numbers they have.
   std::vector<Real> lse, grad_lse;
   // (batch, heads, len_q, step_columns), likewise, of ops that give steps: see steps_shape().
   std::vector<Real> steps, grad_steps;
 
-  // On normal_numbers().
+  // A call on normal_numbers().
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
       : OpCall(of, g, std::move(under), with, normal_numbers(of, g)) {}
 
-  // On `numbers`. Throws std::invalid_argument where they do not fit the geometry; whether the extra input and the
-  // numbers of tokens, of as many heads as there are numbers for, fit the op is for forward() to say.
+  // A call on `numbers`. Throws std::invalid_argument where they do not fit the geometry. The number of heads of the inputs
+  // per token follows from their count; forward() checks whether they and the extra input fit the op.
   OpCall(Op of, const Geometry& g, Mask<Real> under, const Options& with, CallNumbers<Real> numbers)
       : op(of),
         mask(std::move(under)),
@@ -118,7 +119,7 @@ class OpCall {
     allocate(out, g.out_shape());
   }
 
-  // On the tensors of the caller, which must outlive the call.
+  // A call on the tensors of the caller, which must outlive it.
   OpCall(Op of, const CallViews<Real>& tensors, Mask<Real> under = {}, const Options& with = {})
       : op(of),
         mask(std::move(under)),
@@ -144,10 +145,10 @@ class OpCall {
   }
 
   void forward() { heed::forward(op, inputs(), mask, outputs(), &saved, options); }
-  // Without what backward() needs.
+  // Runs forward() without saving what backward() needs.
   void infer() { heed::forward(op, inputs(), mask, outputs(), nullptr, options); }
 
-  // After forward().
+  // Needs a forward() before it.
   void backward() {
     allocate_gradients();
     OutputGradients<Real> output = grad_out_view();
@@ -179,8 +180,8 @@ class OpCall {
     return {grad_out.data(), geometry_.out_shape()};
   }
 
-  // By name and as double: query, key, value, extra, query_inputs, key_inputs and bias where the call has them, then the parameters under
-  // their parts (named_params). A gradient stands under the name of what it belongs to.
+  // The tensors by name, as double: query, key, value, extra, query_inputs, key_inputs and bias where the call has them,
+  // then the parameters under their parts (named_params). A gradient has the name of its tensor.
   [[nodiscard]] std::vector<NamedTensor> tensors() const {
     const Inputs<Real> in = inputs();
     std::vector<NamedTensor> named;
@@ -194,7 +195,7 @@ class OpCall {
     append(named, named_params(op));
     return named;
   }
-  // After backward().
+  // Needs a backward() before it.
   [[nodiscard]] std::vector<NamedTensor> gradients() {
     const Gradients<Real> grads = gradient_views();
     std::vector<NamedTensor> named;
@@ -251,7 +252,7 @@ class OpCall {
     const auto count = std::size_t(element_count(shape, "OpCall"));
     if (numbers.size() != count) numbers.assign(count, std::numeric_limits<Real>::quiet_NaN());
   }
-  // By the first backward(): forward() alone takes no memory for gradients.
+  // Called by the first backward(), so that forward() alone takes no memory for gradients.
   void allocate_gradients() {
     if (borrows_) return;
     allocate(grad_query, geometry_.query_shape());

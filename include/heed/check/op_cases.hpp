@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The calls that check_op() and check_jvp() run an op on, and their report. In double, whatever the op's scalar, at the sizes
-// asked for under masks of every kind, and beside them
+// The calls on which check_op() and check_jvp() run an op, and their report. They are in double,
+// whatever the op's scalar, have the sizes asked for under masks of every kind, and besides
 //
 //   one query   of heads that share keys in groups, behind the other tokens, as in decoding
-//   rectangular fewer queries than keys, likewise the last ones of their tokens
+//   rectangular fewer queries than keys, the queries being the last tokens
 //   widths      dim_v other than dim_qk
 //
-// unless the sizes asked for are such, or the op refuses them (parameters of one width, say).
+// unless the sizes asked for already have this property, or the op refuses them (parameters of one width, say).
 
 #include <heed/check/gradcheck.hpp>
 #include <heed/check/op_call.hpp>
@@ -27,18 +27,18 @@ inline namespace HEED_ABI {
 
 struct OpReport {
   using Case = std::pair<std::string, GradientReport>;
-  std::vector<Case> cases;  // what was compared, and how that went
-  std::vector<std::pair<std::string, std::string>> left_out;  // sizes that did not run, and why
+  std::vector<Case> cases;                                    // comparisons and their results
+  std::vector<std::pair<std::string, std::string>> left_out;  // sizes not run, and why
 
   [[nodiscard]] bool passed() const {
     for (const auto& [name, report] : cases)
       if (!report.passed) return false;
     return true;
   }
-  // One line: the verdict, how much was compared, the worst error and what has it; behind it a line for each case that
-  // failed, the worst first.
+  // One line with the verdict, how much was compared, and the worst error with its case; then a
+  // line for each case that failed, the worst first.
   [[nodiscard]] std::string summary() const;
-  // A line per case and per sizes that were left out, and the verdict.
+  // A line per case and per sizes left out, and the verdict.
   [[nodiscard]] std::string text() const {
     std::ostringstream lines;
     for (const auto& [name, report] : cases) lines << name << ": " << report.text() << "\n";
@@ -89,7 +89,7 @@ inline std::string OpReport::summary() const {
 
 namespace detail {
 
-// Two sequences, two heads that share keys, several tiles' worth of masks.
+// Two sequences, two key heads shared by four query heads, lengths for several masks.
 inline constexpr Geometry kCheckGeometry{2, 4, 4, 2, 11, 11, 6, 6};
 
 struct CheckMask {
@@ -106,7 +106,7 @@ struct CheckMask {
   return heed::bias<double>(TensorView<const double>(bias.data(), shape));
 }
 
-// Masks of every kind for the sizes asked for; `bias` is the memory of theirs.
+// Masks of every kind for the sizes asked for; `bias` holds the numbers of their biases.
 [[nodiscard]] inline std::vector<CheckMask> check_masks(const Geometry& g,
                                                         std::vector<double>& bias) {
   std::vector<Index> lengths;
@@ -117,7 +117,7 @@ struct CheckMask {
           {"soft cap & bias",
            soft_cap<double>(2.0) & check_bias({1, g.heads, g.len_q, g.len_kv}, bias)}};
 }
-// Fewer for the sizes beside them, the bias shared by heads and queries.
+// Fewer masks for the additional sizes; their bias is shared by heads and queries.
 [[nodiscard]] inline std::vector<CheckMask> few_masks(const Geometry& g,
                                                       std::vector<double>& bias) {
   return {{"no mask", {}},
@@ -130,7 +130,7 @@ struct CheckSizes {
   Geometry geometry;
 };
 
-// The sizes beside those asked for; what these have already is not repeated.
+// The additional sizes, without those whose property the sizes asked for already have.
 [[nodiscard]] inline std::vector<CheckSizes> sizes_beside(const Geometry& g, bool reads_own_rows) {
   std::vector<CheckSizes> all;
   const auto add = [&](const char* name, const Geometry& sizes) {
@@ -166,7 +166,7 @@ struct CheckSizes {
   return all;
 }
 
-// Why an op cannot run at these sizes, in its own words; empty: it can.
+// The reason, in the op's own words, why an op cannot run at these sizes; empty if it can.
 template <class Op>
 [[nodiscard]] std::string refusal(const Op& op, const Geometry& g) {
   if constexpr (Op::ReadoutType::uses_own_rows)
@@ -179,8 +179,8 @@ template <class Op>
   return "";
 }
 
-// body(call, name) for a call under every kind of mask, at the sizes asked for and beside them. What an op refuses is
-// noted as left out of the report.
+// Calls body(call, name) for a call under every kind of mask, at the sizes asked for and the
+// additional ones. Sizes that the op refuses are noted in the report as left out.
 template <class Op, class Body>
 void for_check_calls(const Op& op, const Geometry& g, OpReport& report, Body&& body) {
   using Columns = InputColumns<Op>;
@@ -189,7 +189,7 @@ void for_check_calls(const Op& op, const Geometry& g, OpReport& report, Body&& b
     OpCall<Op> call(op, g, mask);
     body(call, name);
   }
-  if constexpr (Columns::any) {  // of one head for all
+  if constexpr (Columns::any) {  // one head for all
     auto numbers = normal_numbers(op, g);
     const auto keep_one = [&](std::vector<double>& inputs, Index len, Index count) {
       inputs.resize(std::size_t(g.batch * len * count));
@@ -210,7 +210,7 @@ void for_check_calls(const Op& op, const Geometry& g, OpReport& report, Body&& b
   }
 }
 
-// Throws unless the geometry has something to check.
+// Throws if the geometry is empty.
 inline void require_something(const Geometry& g, const char* where) {
   require(g.query_rows() > 0 && g.len_kv > 0, where, ": the geometry has batch ", g.batch,
           ", heads ", g.heads, ", len_q ", g.len_q, ", len_kv ", g.len_kv,

@@ -7,10 +7,10 @@
 //   std::puts(report.text().c_str());
 //   return report.causal() ? 0 : 1;
 //
-// Of each tensor that the op reads by itself - query, key, value, the extra input, query_inputs and key_inputs - one token at
-// a time gets other numbers in all heads, in all ways of audit_causality() (check/causality.hpp). No output of an earlier
-// token, and none of another sequence, may change a bit: out, lse where the normaliser differentiates_lse, and the steps of
-// rows where the readout gives them. In the op's own scalar, under a causal mask or the one that is given.
+// Every tensor that the op reads (query, key, value, the extra input, query_inputs and key_inputs) is changed by itself:
+// one token at a time gets other numbers in all heads, in all the ways of audit_causality() (check/causality.hpp). No
+// output of an earlier token, or of another sequence, may change a bit: out, lse where the normaliser differentiates_lse,
+// and the steps of rows where the readout gives them. The check runs in the op's own scalar, under a causal or the given mask.
 //
 // Errors  those of forward(), and std::invalid_argument unless query i stands at key i: len_q equals len_kv and first_query
 //         is 0
@@ -47,7 +47,8 @@ struct OpCausalityReport {
 
 namespace detail {
 
-// f(n, m) for every number of (batch, heads, len, width), of place n there and m in (batch, len, heads, width).
+// Calls f(n, m) for every number of (batch, heads, len, width): n is its place there, m its place
+// in (batch, len, heads, width).
 template <class F>
 void for_each_by_token(const Shape& shape, F&& f) {
   Index n = 0;
@@ -67,7 +68,7 @@ template <class Real>
 
 }  // namespace detail
 
-// `options.batch` and `options.vocabulary` are not read: the geometry has the batch.
+// `options.batch` and `options.vocabulary` are not read: the geometry gives the batch.
 template <AttentionOp Op>
 [[nodiscard]] OpCausalityReport check_causality(
     const Op& op, const Geometry& g = detail::kCheckGeometry,

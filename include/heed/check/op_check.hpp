@@ -7,11 +7,11 @@
 //   std::puts(report.summary().c_str());      // one line, and what failed; text() has all cases
 //   return report.passed() ? 0 : 1;
 //
-//   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op; and lse,
+//   out         forward() against the reference, which knows score(), reference() and nothing else of the op; also lse,
 //               where the normaliser differentiates_lse, and steps, where the readout gives them
-//   gradients   backward() against central differences of the twin: inputs, the extra one included, a bias of the
-//               mask, and parameters; the loss depends on out, on lse where the normaliser differentiates_lse, and on
-//               steps where the readout gives them
+//   gradients   backward() against central differences of the reference: inputs, the extra one
+//               included, a bias of the mask, and parameters; the loss depends on out, on lse where
+//               the normaliser differentiates_lse, and on steps where the readout gives them
 //   forward     jvp() against backward(), <u, J x> = <J^T u, x> (check/jvp_check.hpp); of an op that jvp() does not take,
 //   mode        the report's text() says so, and why
 //   score_vjp   where the score has one: against dual numbers, on random pairs
@@ -19,11 +19,10 @@
 //               scalar
 //
 // At the sizes asked for and at some beside them, under masks of every kind (check/op_cases.hpp): the report's text() says
-// which ran, and why one did not. Formulas with a jump must not have one near the random inputs.
-// A reference() that is to be run on plain numbers alone says so in its signature: `requires std::is_arithmetic_v<S>`. Forward
-// mode then is what it goes without.
-// Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes; of the time that a file with this
-// call compiles, forward mode takes an eighth (2 of 16 s, g++ 12 at -O1).
+// which ran, and why one did not. Formulas with a jump must not have one near the random inputs. A reference() that works
+// on plain numbers alone says so in its signature: `requires std::is_arithmetic_v<S>`. Forward mode is then not checked.
+// Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes; forward
+// mode takes an eighth of the time to compile a file with this call (2 of 16 s, g++ 12 at -O1).
 
 #include <heed/check/jvp_check.hpp>
 #include <heed/check/op_cases.hpp>
@@ -41,7 +40,7 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// score_vjp against dual numbers, for a pair of normal numbers.
+// Compares score_vjp with dual numbers, for a pair of normal numbers.
 template <class Score>
 void check_pair(const Score& score, std::uint64_t stream, GradientReport& report,
                 double tolerance) {
@@ -72,7 +71,7 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
     note(report, {"dp", Index(i), dp[i], dp_duals[i]}, tolerance, 20);
 }
 
-// Compares both passes of a call, which have run, with the twin.
+// Compares both passes of a call, which have run, with the reference.
 template <class Op>
 void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOptions& options,
                 OpReport& report) {
@@ -96,7 +95,7 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
                             check_gradient_on<double>(loss, tensors, call.gradients(), options));
 }
 
-// Notes each part for which jvp() does not take the op.
+// Notes each part of the op that keeps jvp() from taking it.
 template <class Op>
 void note_unmoved_parts(OpReport& report) {
   constexpr MovingParts moving = moving_parts<Op>();
@@ -109,8 +108,8 @@ void note_unmoved_parts(OpReport& report) {
   add(moving.readout, "reference() of its readout takes no dual numbers");
 }
 
-// Query rows that equal their keys, the first of them zero, and so is the first extra row: are outputs and gradients
-// finite?
+// Checks that outputs and gradients are finite when query rows equal their keys and the first of
+// them, and the first extra row, are zero.
 template <class Op>
 void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
   using Real = typename Op::Scalar;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checks every gradient of an attention op - inputs, bias and parameters - against its slow twin.
+// Checks every gradient of an attention op - inputs, bias and parameters - against its reference.
 //
 //   const auto grad_out = gradcheck_grad_out(problem.geometry);      // what your backward is fed
 //   reference::Gradients<Op> mine = ...;                             // what it returned
@@ -15,7 +15,7 @@
 //         parameter under its part: "score.strength", "normaliser.lambda", "readout.weight".
 // Bounds  the gradient of a bias of -infinity must be 0.
 // Errors  as check_gradient, among them a tensor that has no gradient and is not in options.fixed.
-// Cost    one long-hand forward pass per entry checked; central differences two.
+// Cost    one forward pass of the reference per entry checked; central differences two.
 
 #include <heed/check/gradcheck.hpp>
 #include <heed/reference/reference.hpp>
@@ -38,7 +38,7 @@ struct OpGradcheckOptions {
 
 namespace detail {
 
-// f(name, values) for the parts that a problem has.
+// Calls f(name, values) for the tensors that a problem has.
 template <class P, class F>
 void visit_problem(P& problem, F&& f) {
   f("query", problem.query);
@@ -58,7 +58,7 @@ void visit_problem(P& problem, F&& f) {
   return bias == -std::numeric_limits<double>::infinity();
 }
 
-// All tensors that the loss depends on. A bias that hides stands as 0: the loss does not read it.
+// All tensors that the loss depends on. A bias of -infinity counts as 0 here, since the loss does not read it.
 template <class Op>
 [[nodiscard]] std::vector<NamedTensor> op_tensors(const Op& op,
                                                   const reference::Problem<double>& problem) {
@@ -152,7 +152,7 @@ template <class Op>
 }
 
 // Compares `analytic`, gradients of sum(out o gradcheck_grad_out) by name, with derivatives of the
-// slow twin at the problem's values.
+// reference at the problem's values.
 template <class Op>
 [[nodiscard]] GradientReport check_op_gradient(const Op& op,
                                                const reference::Problem<double>& problem,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A call as the slow twin reads it.
+// The sizes, tensors and mask of a call, in the form that the reference reads.
 
 #include <heed/check/op_call.hpp>
 #include <heed/reference/reference.hpp>

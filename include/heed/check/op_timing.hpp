@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What an op costs beside plain attention, on this machine and in this moment:
+// Measures what an op costs beside plain attention, on this machine at this moment:
 //
 //   const OpTiming t = time_op(op, geometry, causal<float>());
 //   std::puts(t.text().c_str());
@@ -11,12 +11,12 @@
 //   forward 1.23 ms (minimum 1.2, quartiles 1.21 to 1.3), 1.05 x plain attention (1.03 to 1.08)
 //   backward 3.71 ms (minimum 3.6, quartiles 3.66 to 3.8), 1.1 x plain attention (1.09 to 1.12)
 //
-// Both run in turns on random inputs. 1.23 ms and 1.05 are medians. A ratio compares two runs that follow each other, so
-// that it moves less than times do where other programs run, too; what the machine can do is nearer to the minimum.
-// Cost: 2 (repeats + 1) calls of each.
+// Both run in turns on random inputs. 1.23 ms and 1.05 are medians. A ratio compares two runs that
+// follow each other, so that it varies less than times do while other programs run. The minimum
+// shows best what the machine can do. Cost: 2 (repeats + 1) calls of each.
 //
-// time_jvp(op, geometry, mask) tells likewise what forward mode costs beside forward of the same op, with what forward has
-// saved and without.
+// time_jvp(op, geometry, mask) likewise measures forward mode beside forward() of the same op, with
+// the numbers that forward() saves and without them.
 
 #include <heed/check/op_call.hpp>
 #include <heed/check/stopwatch.hpp>
@@ -56,10 +56,10 @@ struct OpTiming {
 };
 
 struct JvpTiming {
-  Spread saved, found;  // seconds per call of jvp(), with what forward() has saved and without
+  Spread saved, found;  // seconds per call of jvp(), with what forward() saved and without it
   Spread saved_ratio, found_ratio;  // over forward() of the same op
 
-  // A line for each of both.
+  // One line with saved numbers, one without.
   [[nodiscard]] std::string text() const {
     std::ostringstream lines;
     lines.precision(3);
@@ -100,8 +100,8 @@ template <class Op>
           spread_of(backward_ratio)};
 }
 
-// Query, key and value move, and so do all parameters, by the numbers of the call itself. Throws as forward() does, and
-// unless repeats is positive.
+// The direction covers query, key, value and all parameters; its numbers are those of the call
+// itself. Throws as forward() does, and unless repeats is positive.
 template <class Op>
 [[nodiscard]] JvpTiming time_jvp(const Op& op, const Geometry& g,
                                  const Mask<typename Op::Scalar>& mask = {}, int repeats = 9,

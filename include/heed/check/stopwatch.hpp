@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Seconds of a piece of work, and how several such numbers lie.
+// Measures seconds, and the spread of several measurements.
 
 #include <heed/core/error.hpp>
 
@@ -21,8 +21,8 @@ template <class F>
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// The number in the middle of the sorted ones; of an even count the mean of the two in the middle. Throws
-// std::invalid_argument for no numbers.
+// The median: the middle one of the sorted numbers; for an even count the mean of the two in the
+// middle. Throws std::invalid_argument for no numbers.
 [[nodiscard]] inline double median_of(std::vector<double> x) {
   require(!x.empty(), "median_of: there are no numbers");
   const auto middle = x.begin() + std::ptrdiff_t(x.size() / 2);
@@ -31,13 +31,13 @@ template <class F>
   return (*middle + *std::max_element(x.begin(), middle)) / 2;
 }
 
-// The minimum of several numbers, and those below which a quarter, half and three quarters of them lie.
+// The minimum of several numbers, and their quartiles and median.
 struct Spread {
   double minimum = 0, lower = 0, median = 0, upper = 0;
 };
 
-// Between two of the sorted numbers a quartile lies as far as its place does: of 1, 2, 4, 8 the lower one is 1.75.
-// Throws std::invalid_argument for no numbers.
+// A quartile that falls between two of the sorted numbers is interpolated: the lower one of 1, 2,
+// 4, 8 is 1.75. Throws std::invalid_argument for no numbers.
 [[nodiscard]] inline Spread spread_of(std::vector<double> x) {
   require(!x.empty(), "spread_of: there are no numbers");
   std::sort(x.begin(), x.end());

@@ -6,8 +6,8 @@
 // function: of two with equal names the linker would keep either one, which may be code that the other file's
 // processor does not have.
 
-// What heed cannot be compiled with: a sentence, and an include of what is not there, which ends the compilation before the
-// errors that would follow.
+// heed cannot be compiled with the settings below. Each prints a sentence and includes a file that
+// does not exist, which ends the compilation before the errors that would follow.
 #if __cplusplus < 202002L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 202002L)
 #error "heed is written in C++20: build with -std=c++20 or later"
 #include "heed stops here"
@@ -65,7 +65,7 @@ using Index = std::ptrdiff_t;
 
 namespace detail {
 
-// What the headers are compiled for, in words.
+// The instruction set that the headers are compiled for, in words.
 [[nodiscard]] constexpr const char* instruction_set() {
 #if defined(__AVX512BF16__)
   return "AVX-512 with BF16";

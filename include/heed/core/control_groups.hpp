@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the control groups of this process let it use. A container on a machine of 64 processors may have two of them, and
-// OpenMP counts 64.
+// Reads how many processors and how much memory the control groups of this process let it use. A
+// container on a machine of 64 processors may have two of them, and OpenMP counts 64.
 //
 //               version 2                     version 1
 //   mount       /sys/fs/cgroup                /sys/fs/cgroup/cpu, /sys/fs/cgroup/memory
@@ -11,9 +11,10 @@
 //               or "max 100000"
 //   memory      memory.max: bytes, or "max"   memory.limit_in_bytes
 //
-// /proc/self/cgroup names the group. The least limit holds of it and of all groups above it. A container may read its name on
-// the machine outside, which is not found below the mount; the container's own group is then the mount itself.
-// Files that are missing, as on other systems than Linux, or that hold something else, are no limit. Nothing is allocated.
+// /proc/self/cgroup names the group. The smallest limit among it and all groups above it holds.
+// Inside a container the name may be that of the machine outside, which does not exist below the
+// mount; the container's own group is then the mount itself. Files that are missing, as on other
+// systems than Linux, or that hold something else, are no limit. Nothing is allocated.
 
 #include <heed/core/config.hpp>
 
@@ -32,7 +33,7 @@ inline constexpr long long kNoMemoryLimit = std::numeric_limits<long long>::max(
 
 namespace detail {
 
-// What stands in `text` before the first `end`; both are taken off it.
+// Returns the text before the first `end`, and takes both off `text`.
 [[nodiscard]] inline std::string_view take_until(std::string_view& text, char end) noexcept {
   const std::string_view part(text.data(), std::min(text.find(end), text.size()));
   text.remove_prefix(std::min(text.size(), part.size() + 1));
@@ -40,12 +41,12 @@ namespace detail {
 }
 
 struct GroupPath {
-  const char* root;        // before all paths
-  const char* mount;       // of the groups
+  const char* root;        // stands before all paths
+  const char* mount;       // the folder of the groups
   std::string_view group;  // "/a/b"; empty for the mount itself
 };
 
-// The beginning of a file of a folder, as much as there is room for.
+// The beginning of a file, as much as fits the buffer.
 class FileStart {
  public:
   FileStart(const GroupPath& folder, const char* name) noexcept {
@@ -70,7 +71,7 @@ class FileStart {
   std::size_t size_ = 0;
 };
 
-// The positive number that the text is; 0 for any other text.
+// The positive number that the text stands for; 0 for any other text.
 [[nodiscard]] inline long long number_of(std::string_view text) noexcept {
   long long value = 0;
   const char* const end = text.data() + text.size();
@@ -78,14 +79,14 @@ class FileStart {
   return error == std::errc{} && rest == end && value > 0 ? value : 0;
 }
 
-// Processors, rounded up, of a quota of microseconds in each period, as the files write them.
+// Number of processors, rounded up, for a quota of microseconds in each period, as the files write them.
 [[nodiscard]] inline int processors_of(std::string_view quota, std::string_view period) noexcept {
   const long long time = number_of(quota), of = number_of(period);
   if (time == 0 || of == 0) return kNoQuota;
   return int(std::min<long long>(1 + (time - 1) / of, kNoQuota));
 }
 
-// The quota of one group, of either version.
+// The processor quota of one group, of version 1 or 2.
 [[nodiscard]] inline int quota_of_group(const GroupPath& at) noexcept {
   const FileStart both(at, "cpu.max"), quota(at, "cpu.cfs_quota_us"),
       period(at, "cpu.cfs_period_us");
@@ -94,7 +95,7 @@ class FileStart {
   return std::min(processors_of(time, take_until(pair, '\n')),
                   processors_of(take_until(first, '\n'), take_until(second, '\n')));
 }
-// The bytes of one group, of either version.
+// The memory limit of one group in bytes, of version 1 or 2.
 [[nodiscard]] inline long long bytes_of_group(const GroupPath& at) noexcept {
   long long least = kNoMemoryLimit;
   for (const char* const name : {"memory.max", "memory.limit_in_bytes"}) {
@@ -106,7 +107,7 @@ class FileStart {
   return least;
 }
 
-// The least limit of a group and of all above it.
+// The smallest limit of a group and of all groups above it.
 template <class Limit>
 [[nodiscard]] auto least_of_groups(GroupPath at, Limit&& limit_of) noexcept {
   if (at.group.find("/..") != at.group.npos) at.group = "";  // it stands outside of the mount
@@ -119,7 +120,7 @@ template <class Limit>
   return least;
 }
 
-// The least limit of the groups of this process, of either version; `mount` holds those of version 1.
+// The smallest limit of this process's groups, of version 1 or 2; `mount` is the folder of version 1.
 template <class Limit>
 [[nodiscard]] auto least_of_process(const char* root, std::string_view controller,
                                     const char* mount, Limit&& limit_of) noexcept {
@@ -139,7 +140,7 @@ template <class Limit>
 
 }  // namespace detail
 
-// Processors, rounded up; kNoQuota without a quota. root: stands before the paths of all files, for tests.
+// Number of processors, rounded up; kNoQuota without a quota. `root` stands before the paths of all files, for tests.
 [[nodiscard]] inline int cpu_quota(const char* root = "") noexcept {
   return detail::least_of_process(root, "cpu", "/sys/fs/cgroup/cpu", detail::quota_of_group);
 }

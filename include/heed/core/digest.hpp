@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A number of 64 bits that stands for others in comparisons.
+// A digest: one number of 64 bits that stands for many numbers when they are compared.
 
 #include <heed/core/random.hpp>
 
@@ -14,7 +14,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Equal numbers in the same order have equal digests; others have them by accident alone, once in 2^64 pairs.
+// Equal numbers in the same order have equal digests; different ones share a digest only by chance, once in 2^64 pairs.
 class Digest {
  public:
   template <class Number>

@@ -14,9 +14,9 @@ namespace heed {
 inline namespace HEED_ABI {
 
 struct Dropout {
-  double rate = 0;         // in [0, 1): the share of weights that becomes 0
+  double rate = 0;         // in [0, 1): the fraction of weights that becomes 0
   std::uint64_t seed = 0;  // calls with the same seed drop the same pairs
-  // Batch b of a call draws as batch first_batch + b: of calls that together stand for one of more batches.
+  // Batch b of a call draws as batch first_batch + b, for calls that each compute some batches of a larger call.
   Index first_batch = 0;
   bool operator==(const Dropout&) const = default;
 

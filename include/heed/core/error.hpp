@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An error is one sentence. require() and fail() join it from parts and throw it as std::invalid_argument. A part
-// may be bytes of a foreign file: bytes that belong to no printable character are written in hexadecimal. So a NUL
-// does not cut the sentence off in what(), and no escape sequence reaches a terminal.
+// An error is one sentence. require() and fail() join it from parts and throw it as std::invalid_argument. A part may hold
+// bytes of a foreign file: bytes that belong to no printable character are written in hexadecimal, so that a NUL does not
+// cut the sentence off in what(), and no escape sequence reaches a terminal.
 
 #include <heed/core/config.hpp>
 #include <heed/core/utf8.hpp>
@@ -34,7 +34,7 @@ void append(std::string& text, const Part& part) {
   } else if constexpr (std::is_floating_point_v<Part>) {
     if (part > Part(-1e6) && part < Part(1e6) && part == Part(int(part)))
       return append(text, int(part));  // 30, not 3e+01
-    char digits[40];                   // the fewest digits that are read back as the same number
+    char digits[40];                   // shortest text that reads back as the same number
     for (int count = 1; count <= std::numeric_limits<Part>::max_digits10; ++count) {
       std::snprintf(digits, sizeof digits, "%.*Lg", count, static_cast<long double>(part));
       if (static_cast<Part>(std::strtold(digits, nullptr)) == part) break;
@@ -55,7 +55,7 @@ void append(std::string& text, const Part& part) {
 
 }  // namespace detail
 
-// The text, in which every byte that belongs to no printable character of UTF-8 is written in hexadecimal.
+// The text with every byte that belongs to no printable UTF-8 character written in hexadecimal.
 [[nodiscard, gnu::cold]] inline std::string printable(std::string_view text) {
   constexpr const char* digits = "0123456789ABCDEF";
   std::string result;
@@ -76,7 +76,7 @@ void append(std::string& text, const Part& part) {
 
 namespace detail {
 
-// A part of a sentence, wherever it stands: so that joining parts is compiled once, and not for each list of their types.
+// One part of a sentence, of any type: joining a list of parts is compiled once, and not for each list of types.
 class Part {
  public:
   Part(const char* text) : of_(text), append_(&append_text) {}

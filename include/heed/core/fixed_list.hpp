@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A list whose room is asked for once. Elements stay where they are, and need neither be copied nor moved. The engine keeps
-// lists of an op's own types in it: a std::vector of each type costs a compiler several times as much.
+// A list of fixed capacity, which is allocated once. Elements stay where they are, and need neither be copied nor moved.
+// The engine keeps lists of an op's own types in it: a std::vector of each type costs a compiler several times as much.
 
 #include <heed/core/config.hpp>
 
@@ -26,7 +26,7 @@ class FixedList {
     ::operator delete(elements_, std::align_val_t(alignof(Element)));
   }
 
-  // One element more; there must be room for it.
+  // Adds one element; the list must have room for it.
   template <class... Arguments>
   Element& emplace(Arguments&&... arguments) {
     Element* const element =

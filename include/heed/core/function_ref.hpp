@@ -9,8 +9,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// A function that is called while the expression lives that it was made in. What takes one is compiled once, and not for each
-// function that is handed to it.
+// A reference to a function, valid only during the full expression that made it. A function that
+// takes one is compiled once, and not for each argument.
 template <class... Arguments>
 class FunctionRef {
  public:

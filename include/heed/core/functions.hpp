@@ -8,15 +8,15 @@
 //   pow(x, y)                             one of both may be a plain number
 //   minimum(a, b)                         as maximum
 //
-// Each is written down once: for plain numbers by <cmath>, for all that carries derivatives by its slope, in the line
-// below. Packs have theirs in simd/functions.hpp. Another scalar joins with overloads that take a trailing Lookup.
+// Each is written down once: plain numbers use <cmath>, values with derivatives use the slope in the line below. Packs have
+// theirs in simd/functions.hpp. Another scalar joins with overloads that take a trailing Lookup.
 //
-// Accuracy  plain numbers: that of <cmath>; softplus 3 ulp. Slopes: that of the functions that they name; of erf at
-//           most x^2 + 4 ulp, since the rounding of x^2 grows in the exponential.
-// Complex   f(a + ib) = f(a) + i b f'(a): the complex step, exact but for b^2, which a step of 1e-30 makes 0. It is no
-//           function of complex analysis.
+// Accuracy  plain numbers: that of <cmath>; softplus 3 ulp. Slopes: that of the functions in their formulas; the slope of
+//           erf at most x^2 + 4 ulp, since the rounding of x^2 grows in the exponential.
+// Complex   f(a + ib) = f(a) + i b f'(a): the complex step, exact up to terms of b^2, which a step
+//           of 1e-30 makes 0. These are not the functions of complex analysis.
 // Bounds    the slope of pow(x, y) in x is 0 where y is 0, and that in y is 0 where x is 0 and y is not negative:
-//           limits of the slopes beside, no NaN. A negative x has no slope in y: NaN.
+//           the limits of the slopes nearby, no NaN. A negative x has no slope in y: NaN.
 
 #include <heed/core/scalar.hpp>
 
@@ -204,7 +204,7 @@ template <class A, class B>
       return detail::outer(x, power, detail::base_slope(vx, vy));
     else if constexpr (std::is_arithmetic_v<A>)
       return detail::outer(y, power, detail::exponent_slope(vx, vy, power));
-    else  // the sum of both changes; -0 as the second's value leaves even a -0 of the first alone
+    else  // the sum of both changes; starting at -0 keeps a change of -0
       return S(detail::outer(x, power, detail::base_slope(vx, vy)) +
                detail::outer(y, constant<V>(-0.0), detail::exponent_slope(vx, vy, power)));
   } else if constexpr (std::is_arithmetic_v<A>) {

@@ -8,26 +8,26 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// What of a call is at hand where several share it (Inputs::share): not its first and last queries, nor its first and last
-// keys, so many of each. All that counts queries or keys counts those elsewhere, too.
+// Numbers of queries and keys of a call that are not at hand, because several processes share it (Inputs::share): the first
+// and last queries, and the first and last keys. Lengths and counts of the call include them.
 struct Share {
   Index queries_before = 0, queries_behind = 0;
   Index keys_before = 0, keys_behind = 0;
   bool operator==(const Share&) const = default;
 };
 
-// The sizes of one attention call. Differential V2 reads `query_heads` = 2 * heads; every other
-// variant has query_heads = heads. Output head h reads key and value head h / (heads / kv_heads).
+// The sizes of one attention call. query_heads is 2 * heads for differential V2, and heads for
+// every other variant. Output head h reads key and value head h / (heads / kv_heads).
 struct Geometry {
   Index batch = 0, heads = 0, query_heads = 0, kv_heads = 0;
   Index len_q = 0, len_kv = 0;
   Index dim_qk = 0, dim_v = 0;
   Index first_query = 0;  // where query 0 stands among the keys' positions (Inputs::first_query)
-  Share share = {};       // what of it is at hand
+  Share share = {};       // how much of it is at hand
   bool queries_at_end = false;  // for masks (Inputs::queries_at_end)
   bool operator==(const Geometry&) const = default;
 
-  // Queries and keys at hand.
+  // Numbers of queries and keys at hand.
   [[nodiscard]] Index held_queries() const {
     return len_q - share.queries_before - share.queries_behind;
   }
@@ -35,7 +35,8 @@ struct Geometry {
   [[nodiscard]] Index held_queries_end() const { return len_q - share.queries_behind; }
   [[nodiscard]] Index held_keys_end() const { return len_kv - share.keys_behind; }
 
-  // (batch, heads, len, dim) of the tensors of a call; `extra` is op.extra_dim(geometry), the width of its extra input.
+  // Shapes (batch, heads, len, dim) of the tensors of a call; `extra` is op.extra_dim(geometry),
+  // the width of its extra input.
   [[nodiscard]] Shape query_shape() const { return {batch, query_heads, held_queries(), dim_qk}; }
   [[nodiscard]] Shape key_shape() const { return {batch, kv_heads, held_keys(), dim_qk}; }
   [[nodiscard]] Shape value_shape() const { return {batch, kv_heads, held_keys(), dim_v}; }
@@ -44,12 +45,12 @@ struct Geometry {
   }
   [[nodiscard]] Shape out_shape() const { return {batch, heads, held_queries(), dim_v}; }
 
-  // Output heads that read the same key and value head.
+  // Number of output heads that read the same key and value head.
   [[nodiscard]] Index group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   [[nodiscard]] Index kv_head(Index head) const { return head / group(); }
   // The position of query i, as scores, transforms, features and normalisers read it; key j has position j.
   [[nodiscard]] Index query_position(Index i) const { return first_query + i; }
-  // Rows of queries at hand.
+  // Number of query rows at hand.
   [[nodiscard]] Index query_rows() const { return batch * heads * held_queries(); }
   // Number of row (b, h, i) among all query_rows().
   [[nodiscard]] Index row_index(Index b, Index h, Index i) const {

@@ -17,8 +17,8 @@ inline namespace HEED_ABI {
 // Bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB.
 inline constexpr std::size_t kHugePage = std::size_t(2) << 20;
 
-// Asks for huge pages in the whole ones of `bytes` bytes from `memory` on, which starts at one. A system that has none
-// to give leaves the memory as it is.
+// Asks for huge pages within the `bytes` bytes at `memory`, which begins at a huge page. A system
+// that has none to give leaves the memory as it is.
 inline void ask_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(MADV_HUGEPAGE)
   (void)::madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a number may lie, and what is said of one that lies elsewhere.
+// The range in which a number must lie, and the error for a number outside.
 
 #include <heed/core/error.hpp>
 
@@ -12,8 +12,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// An open interval of finite numbers, or with `with_low` one that its lower end belongs to. `rule` ends the
-// sentence "eta is 4, ...".
+// An open interval of finite numbers; `with_low` includes its lower end. `rule` ends the sentence "eta is 4, ...".
 struct Interval {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
@@ -23,8 +22,8 @@ struct Interval {
   [[nodiscard]] bool contains(double x) const {
     return std::isfinite(x) && (x > low || (with_low && x == low)) && x < high;
   }
-  // x, or what lies inside next to the end that x has passed: the end itself where it belongs to the interval,
-  // else 1/1024 away, or a quarter of a narrow interval.
+  // x, or if x lies outside, a number inside next to the end that x has passed: the end itself
+  // where it belongs to the interval, else 1/1024 away from it, or a quarter of a narrow interval.
   [[nodiscard]] double nearest(double x) const {
     if (contains(x) || !std::isfinite(x)) return x;
     const double room = std::min(1.0 / 1024, (high - low) / 4);

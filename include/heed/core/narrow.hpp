@@ -7,7 +7,7 @@
 //   bfloat16   8 bits of exponent, 8 of precision: the range of float, unit roundoff 2^-8
 //   half       5 bits of exponent, 11 of precision (IEEE 754 binary16): up to 65504, unit roundoff 2^-11
 //
-// What lies beyond the largest number becomes infinite, subnormal numbers are kept, NaN stays NaN.
+// Numbers beyond the largest one become infinite, subnormal numbers are kept, NaN stays NaN.
 
 #include <heed/core/config.hpp>
 
@@ -21,8 +21,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Bits is std::uint32_t, or a vector of them, Float the float, or the vector, of its size. Narrow numbers stand in the
-// lower 16 bits.
+// Bits is std::uint32_t and Float is float, or both are vectors of them of one size. Narrow numbers
+// stand in the lower 16 bits.
 struct Bfloat16Format {
   static constexpr int digits = 8;
 
@@ -55,7 +55,7 @@ struct HalfFormat {
   [[nodiscard]] static constexpr Bits narrowed(Bits x) {
     const Bits size = x & 0x7FFFFFFFU;
     const Bits rounded = (size + (0xFFFU + (size >> 13 & 1U)) - rebase) >> 13;
-    // The distance of floats at 0.5 is that of the smallest halves.
+    // Floats near 0.5 are as far apart as the smallest halves.
     const Bits tiny = std::bit_cast<Bits>(Float(std::bit_cast<Float>(size) + 0.5F)) - 0x3F000000U;
     const Bits finite = size < (113U << 23) ? tiny : rounded;
     const Bits infinite = size * 0U + 0x7C00U, nan = (size >> 13 & 0x3FFU) | 0x7E00U;
@@ -66,11 +66,11 @@ struct HalfFormat {
 
 }  // namespace detail
 
-// A number of 16 bits. Format says how they stand for a float.
+// A number of 16 bits. Format converts it to a float and back.
 template <class Format>
 class NarrowFloat {
  public:
-  static constexpr int digits = Format::digits;  // of precision, in bits
+  static constexpr int digits = Format::digits;  // precision in bits
 
   NarrowFloat() = default;
   // The nearest number, ties to even.
@@ -81,7 +81,7 @@ class NarrowFloat {
     return std::bit_cast<float>(Format::template widened<float>(std::uint32_t{bits_}));
   }
 
-  // Vectors of bits: 16-bit ones in the lower halves, and those of floats.
+  // Conversions of vectors: 16-bit numbers in the lower halves of 32-bit words, to floats and back.
   template <class Float, class Bits>
   [[nodiscard]] static constexpr Bits widened(Bits narrow) {
     return Format::template widened<Float>(narrow);
@@ -101,15 +101,16 @@ using half = NarrowFloat<detail::HalfFormat>;
 template <class Number>
 concept NarrowNumber = std::same_as<Number, bfloat16> || std::same_as<Number, half>;
 
-// What heed computes with where such numbers, or int8 with a scale per row, are stored.
+// The type that heed computes with where numbers of this type are stored: float for 16-bit numbers,
+// and for int8 with a scale per row.
 template <class Number>
 using ArithmeticOf =
     std::conditional_t<NarrowNumber<Number> || std::same_as<Number, std::int8_t>, float, Number>;
 
 namespace detail {
 
-// Is From a number of another library in the format To? Eigen's 16-bit types and those of compilers are known by
-// their size and std::numeric_limits.
+// True if From, a number type of another library, has the format To. Eigen's 16-bit types and those
+// of compilers are known by their size and std::numeric_limits.
 template <class From, class To>
 inline constexpr bool same_format = false;
 template <class From, NarrowNumber To>

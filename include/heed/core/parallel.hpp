@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Threads. A call has one parallel region, out of which exceptions are carried; turnstiles keep the order of
-// additions the same for any number of threads.
+// Threads. A call has one parallel region, which passes exceptions on to the caller; turnstiles
+// keep the order of additions the same for any number of threads.
 
 #include <heed/core/control_groups.hpp>
 #include <heed/core/error.hpp>
@@ -27,21 +27,22 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// A number of threads, and who says it.
+// A number of threads, and the setting that it comes from.
 struct ThreadCount {
   int count = 1;
   const char* source = "";
 };
 
-// What is asked once of the process and its machine.
+// Facts about the process and its machine, which are read once.
 struct ProcessorShare {
-  int processors = 0;    // that OpenMP counts
-  int quota = kNoQuota;  // of the control groups (core/control_groups.hpp)
-  bool chosen = false;   // does OMP_NUM_THREADS say a number?
+  int processors = 0;    // as OpenMP counts them
+  int quota = kNoQuota;  // quota of the control groups (core/control_groups.hpp)
+  bool chosen = false;   // true if OMP_NUM_THREADS gives a number
 };
-// The default number of threads where OpenMP's is `openmp`: this one where OMP_NUM_THREADS or omp_set_num_threads() chose it;
-// where nobody chose and it is the number of processors, as many of these as the quota lets the process use. A program that
-// sets omp_set_num_threads() to just that number cannot be told from one that sets nothing: Options::threads is obeyed.
+// The default number of threads; `openmp` is OpenMP's default. That number holds where
+// OMP_NUM_THREADS or omp_set_num_threads() chose it. Where nobody chose, and it is the number of
+// processors, the quota limits it. A program that sets omp_set_num_threads() to exactly the number
+// of processors cannot be told from one that sets nothing: Options::threads is always obeyed.
 [[nodiscard]] inline ThreadCount default_threads(int openmp, const ProcessorShare& share) noexcept {
   if (share.chosen || openmp != share.processors || openmp <= share.quota)
     return {openmp, "OpenMP's default"};
@@ -50,7 +51,7 @@ struct ProcessorShare {
 
 namespace detail {
 
-// The process that has started OpenMP's threads; 0 before one has.
+// The process that has started OpenMP's threads; 0 before any has.
 inline std::atomic<pid_t> process_with_threads{0};
 
 // A forked child has none of its parent's threads. OpenMP does not know it, and would wait for them for ever.
@@ -59,8 +60,8 @@ inline std::atomic<pid_t> process_with_threads{0};
   return process != 0 && process != getpid();
 }
 
-// How many of `workers` threads can be had, the own one among them: OpenMP ends the process where it cannot start one.
-// Before it is first asked for so many, as many are started by way of trial.
+// The number of threads, at most `workers` and this one included, that the system can start. OpenMP ends the process when
+// it cannot start a thread; therefore the first call for a larger number starts as many threads itself, and ends them.
 [[nodiscard]] inline int workers_to_be_had(int workers) {
   thread_local int started = 1;
   if (workers <= started) return workers;
@@ -105,12 +106,13 @@ inline std::atomic<pid_t> process_with_threads{0};
 }
 [[nodiscard]] inline int resolve_threads(int requested) { return thread_count(requested).count; }
 
-// Thrown to a worker that waits at a turnstile for another one that has failed.
+// Thrown in a worker that waits at a turnstile when another worker has failed.
 struct Abandoned {};
 
-// Runs body(worker) once on each of `workers` threads, or of fewer where no more can be had. The first exception stops no
-// other worker; it is rethrown after all have returned. Where workers wait for each other at Turnstiles, release() must
-// abandon() these: it is called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
+// Runs body(worker) once on each of `workers` threads, or on fewer where the system has no more.
+// The first exception stops no other worker; it is rethrown after all have returned. Where workers
+// wait for each other at Turnstiles, release() must abandon() these: it is called for each worker
+// that throws. The Abandoned that this throws in the other workers is not rethrown.
 inline void run_workers(
     int workers, FunctionRef<int> body, [[maybe_unused]] FunctionRef<> release = [] {}) {
   if (workers <= 1) {
@@ -138,7 +140,7 @@ inline void run_workers(
   for (int worker = 0; worker < workers; ++worker) body(worker);
 #endif
 }
-// Hands out 0, 1, ..., count - 1 to the workers, each once and in this order.
+// Hands out the numbers 0, 1, ..., count - 1 to the workers, each once and in this order.
 class Dispenser {
  public:
   explicit Dispenser(Index count) : count_(count) {}
@@ -175,7 +177,7 @@ class Turnstiles {
     }
   }
   void pass(Index gate) { passed_[std::size_t(gate)].fetch_add(1, std::memory_order_release); }
-  // From now on wait() throws where it would wait.
+  // After this call wait() throws where it would wait.
   void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
  private:

@@ -37,7 +37,7 @@ class Param {
   [[nodiscard]] Real& operator[](Index i) { return values_[std::size_t(i)]; }
   [[nodiscard]] const Real& operator[](Index i) const { return values_[std::size_t(i)]; }
 
-  // The value that head h reads: the scalar, or its own.
+  // The value for head h: the scalar, or the head's own.
   [[nodiscard]] const Real& head(Index h) const {
     return values_[std::size_t(size() == 1 ? 0 : h)];
   }

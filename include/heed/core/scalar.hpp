@@ -28,7 +28,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace math {
 
-// An argument of this type lets a call find overloads in heed::math, whatever the other arguments are.
+// A trailing argument of this type makes the compiler look for overloads in heed::math, whatever the other arguments are.
 struct Lookup {};
 
 // A GCC or clang vector: `float __attribute__((vector_size(64)))`.
@@ -61,7 +61,7 @@ template <class S>
     return x;
 }
 
-// mask ? a : b. The side not taken leaves no trace, not even a NaN, in value or derivative.
+// mask ? a : b. The side that is not taken does not affect the value or the derivative, even if it is NaN.
 template <class Mask, class S>
 [[nodiscard]] constexpr S select(const Mask& mask, const S& a, const std::type_identity_t<S>& b) {
   if constexpr (requires { select(mask, a, b, Lookup{}); })
@@ -70,14 +70,14 @@ template <class Mask, class S>
     return mask ? a : b;
 }
 
-// The argument of greater value; a when they are equal; a NaN if either is one.
+// The larger argument; a when they are equal; a NaN if either is one.
 template <class S>
 [[nodiscard]] constexpr S maximum(const S& a, const std::type_identity_t<S>& b) {
   const auto va = value_of(a), vb = value_of(b);
   return select((va < vb) | (vb != vb), b, a);
 }
 
-// x or -x, whichever has no negative value; at 0 it is x, so its derivative there is 1.
+// x or -x, whichever is not negative; at 0 it is x, so the derivative there is 1.
 template <class S>
 [[nodiscard]] constexpr S absolute(const S& x) {
   const auto value = value_of(x);

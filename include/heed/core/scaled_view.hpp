@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Rows as they are stored, and views of int8 numbers with a scale per row.
+// Views of rows as they are stored, and of int8 numbers with a scale per row.
 
 #include <heed/core/narrow.hpp>
 #include <heed/core/view.hpp>
@@ -11,7 +11,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Rows of one head that follow each other at `stride`, from some column on.
+// Rows of one head, `stride` apart, from some column on.
 template <class Stored>
 struct StoredRows {
   using Number = Stored;
@@ -23,7 +23,7 @@ struct StoredRows {
   }
 };
 
-// The same of int8 numbers: what is meant is the product of row k's numbers with scales[k * scale_stride].
+// The same for int8 numbers: row k stands for its numbers times scales[k * scale_stride].
 struct ScaledRows {
   using Number = std::int8_t;
   const Number* data;
@@ -63,7 +63,7 @@ class ScaledView {
   [[nodiscard]] float operator()(Index b, Index h, Index t, Index c) const {
     return scales_(b, h, t, 0) * float(numbers_(b, h, t, c));
   }
-  // What checks ask of its numbers; valid as long as the view.
+  // Address and sizes of the numbers, for checks; valid as long as the view.
   operator MemoryView() const { return numbers_; }
 
  private:

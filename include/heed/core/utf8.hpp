@@ -14,19 +14,19 @@ inline namespace HEED_ABI {
 
 enum class Utf8 {
   character,
-  invalid,  // no text goes on like this
-  cut,      // the text ends inside of what may become a character
+  invalid,  // no character begins like this
+  cut,      // the text ends inside what may become a character
 };
 
 struct Utf8Step {
   Utf8 kind;
-  std::size_t bytes;  // at least 1; of an invalid sequence its longest valid beginning
-  char32_t code;      // of a character, else 0
+  std::size_t bytes;  // at least 1; for an invalid sequence its longest valid beginning
+  char32_t code;      // the character, else 0
 };
 
 namespace detail {
 
-// Bytes of a character that begins with this one; 0: none does.
+// Bytes of a character whose first byte is `lead`; 0 if no character begins with it.
 [[nodiscard]] inline std::size_t utf8_length(unsigned lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xC2 || lead > 0xF4) return 0;
@@ -41,7 +41,7 @@ namespace detail {
 
 }  // namespace detail
 
-// What stands at byte `at` of the text, which must be less than its size.
+// The character at byte `at` of the text, which must be less than its size.
 [[nodiscard]] inline Utf8Step utf8_step(std::string_view text, std::size_t at) {
   const auto byte_at = [&](std::size_t i) -> unsigned {
     return static_cast<unsigned char>(text[i]);

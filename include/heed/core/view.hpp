@@ -53,8 +53,8 @@ struct Strides {
   return {checked_product(s.heads, head, "TensorView: heads x len x dim"), head, s.dim};
 }
 
-// Where the memory of a view lies, whatever its elements are: what checks ask, so that they are compiled once for all
-// types.
+// The place of a view's memory, whatever its elements are. Checks take this type, so that they are
+// compiled once for all element types.
 struct MemoryView {
   Shape shape;
   Strides strides;  // in elements
@@ -73,13 +73,13 @@ struct MemoryView {
   [[nodiscard]] std::uintptr_t address(Index p) const {
     return reinterpret_cast<std::uintptr_t>(page_of(view, p));
   }
-  // Rows of page p.
+  // Number of rows on page p.
   [[nodiscard]] Index rows(Index p) const {
     return page_rows > 0 ? std::min(page_rows, shape.len - p * page_rows) : shape.len;
   }
 
-  // Offsets in bytes from the address of page p: of its first byte, and of the byte behind its last one; strides may be
-  // negative. For views that have elements. Throws if an offset does not fit an Index.
+  // Offsets in bytes from the address of page p to its first byte and to the byte behind its last one; strides may be
+  // negative. Only for views that have elements. Throws if an offset does not fit an Index.
   struct Span {
     Index first, end;
   };
@@ -103,8 +103,8 @@ struct MemoryView {
 
 namespace detail {
 
-// Do these pages of two views share a byte? They do not where both are views of one packed tensor (equal strides) with
-// columns of their own.
+// True if these pages of two views share a byte. Two views of one packed tensor (equal strides)
+// with separate columns do not.
 [[nodiscard]] inline bool pages_overlap(const MemoryView& a, Index p, const MemoryView& b,
                                         Index r) {
   const MemoryView::Span of_a = a.span(p), of_b = b.span(r);
@@ -131,7 +131,7 @@ namespace detail {
 
 }  // namespace detail
 
-// Whether two views may touch a common byte.
+// True if two views may touch a common byte.
 [[nodiscard]] inline bool may_overlap(const MemoryView& a, const MemoryView& b) {
   if (!a.has_elements() || !b.has_elements()) return false;
   for (Index p = 0; p < a.pages(); ++p)
@@ -142,8 +142,8 @@ namespace detail {
 
 namespace detail {
 
-// Can memory of `From` be viewed as Elements? It holds the same type, or the same format of 16 bits under the name
-// that another library has for it.
+// True if memory of `From` can be viewed as Elements: it holds the same type, or the same 16-bit
+// format under another library's name.
 template <class From, class Element>
 concept ViewableAs = std::convertible_to<From*, Element*> ||(
     (std::is_const_v<Element> ||
@@ -290,7 +290,7 @@ class TensorView {
     return {pages_[p], shape, strides_};
   }
 
-  // What checks ask of it; valid as long as the view.
+  // Address and sizes of the memory, for checks; valid as long as the view.
   [[gnu::noinline]] operator MemoryView() const {
     const auto page = [](const void* view, Index p) -> const void* {
       return static_cast<const TensorView*>(view)->page(p).data();

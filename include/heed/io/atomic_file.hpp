@@ -60,7 +60,7 @@ class File {
     return found;
   }
 
-  // Fills `bytes` from the front; returns how many were there before the end of the file.
+  // Fills `bytes` from the front; returns how many bytes the file had left.
   [[nodiscard]] std::size_t read_all(std::span<std::byte> bytes) {
     std::size_t done = 0;
     while (done < bytes.size()) {
@@ -90,8 +90,8 @@ class File {
       if (errno != EINTR) fail_file(reported_, what, errno);
   }
 
-  // Some file systems report a failed write only when a descriptor is closed: closes a copy, since a lock lasts as long as
-  // this one.
+  // Some file systems report a failed write only when a descriptor is closed. This closes a copy of
+  // the descriptor, since the lock must last.
   void close_copy() const {
     const int copy = ::fcntl(descriptor_, F_DUPFD_CLOEXEC, 0);
     if (copy < 0 || (::close(copy) != 0 && errno != EINTR))
@@ -108,7 +108,7 @@ class File {
 // A regular file that is read from its first byte to its last. `path` must outlive it.
 class InputFile {
  public:
-  // O_NONBLOCK keeps open() from waiting for a writer of a named pipe, which is refused below.
+  // O_NONBLOCK keeps open() from waiting for the writer of a named pipe; pipes are refused below.
   explicit InputFile(const std::filesystem::path& path)
       : path_(path),
         file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path,
@@ -119,10 +119,10 @@ class InputFile {
     size_ = static_cast<std::size_t>(status.st_size);
   }
 
-  // Bytes of the whole file, as it was when it was opened.
+  // Size of the file in bytes when it was opened.
   [[nodiscard]] std::size_t size() const { return size_; }
 
-  // Throws unless this machine's memory is as large as the file: a sparse one may claim any size.
+  // Throws if the file is larger than this machine's memory: a sparse file may claim any size.
   void require_memory() const {
     const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGE_SIZE);
     if (pages <= 0 || page <= 0) return;  // unknown
@@ -157,8 +157,8 @@ class InputFile {
   return bytes;
 }
 
-// Removes the temporary files that killed processes left in the folder, as far as it can. One that is locked has a writer who
-// lives, here or on another machine.
+// Removes the temporary files that killed processes left in the folder, as far as possible. A
+// locked file has a living writer, here or on another machine.
 inline void remove_leftovers(const std::filesystem::path& folder) {
   DIR* const directory = ::opendir(folder.c_str());
   if (directory == nullptr) return;
@@ -179,8 +179,8 @@ inline void remove_leftovers(const std::filesystem::path& folder) {
   ::closedir(directory);
 }
 
-// A file that exists only until its destructor, unless it has been renamed. It is locked as long as the object is there, where
-// the file system has locks, so that nobody takes it for one that was left.
+// A file that exists only until its destructor runs, unless it has been renamed. It is locked as long as the object exists,
+// if the file system has locks, so that no other process takes it for a leftover.
 class TemporaryFile {
  public:
   // Process number and counter give concurrent writers different names; O_EXCL skips files that cannot be removed.
@@ -217,7 +217,7 @@ class TemporaryFile {
     }
     return descriptor;
   }
-  // Locks the file. False where remove_leftovers() of another process was faster.
+  // Locks the file. False if another process has already removed it.
   [[nodiscard]] static bool is_kept(int descriptor) {
     struct stat found {};
     return (::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&

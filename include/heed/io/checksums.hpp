@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checksums of a safetensors file, by which its reader notices damage. The metadata's entry "checksums" is a JSON object: by
-// its name the checksum of each tensor's bytes, and as "__metadata__", which no tensor is called, that of all other metadata.
-// Other readers see an entry like any other.
+// Checksums of a safetensors file, by which its reader notices damage. The metadata's entry "checksums" is a JSON object:
+// it maps each tensor's name to the checksum of its bytes, and "__metadata__", which is no tensor's name, to the checksum
+// of all other metadata. Other readers see an ordinary entry.
 //
-// A checksum is a Digest of the bytes, eight of them at a time: it always changes where only one such word does, as by a
-// flipped bit, and after any other change but once in 2^64 times.
+// A checksum is a Digest of the bytes, eight of them at a time: it always changes if only one such
+// word changes, as by a flipped bit, and misses one in 2^64 of all other changes.
 
 #include <heed/core/digest.hpp>
 

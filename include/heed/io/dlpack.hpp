@@ -94,12 +94,12 @@ template <DlpackElement Real>
   const std::string bits = std::to_string(d.bits);
   std::string text = "an unknown type of " + bits + " bits";
   if (d.code < std::size(names)) text = names[d.code];
-  // The names behind bool's have their bits in them.
+  // Names of the codes behind bool have no bits of their own.
   if (d.code < kDlpackBool || (d.code == kDlpackBool && d.bits != 8)) text += bits;
   return d.lanes == 1 ? text : std::to_string(d.lanes) + " lanes of " + text;
 }
 
-// The number of a tensor's kind of device: as an enum, that of a newer producer may be none of its values.
+// The number of a tensor's kind of device. As an enum, the device of a newer producer may be none of its values.
 [[nodiscard]] inline std::int32_t device_of(const DLTensor& tensor) {
   std::int32_t device = 0;
   static_assert(sizeof device == sizeof tensor.device.device_type);
@@ -115,15 +115,15 @@ template <DlpackElement Real>
   return known && *names[device] ? names[device] : "an unknown device";
 }
 
-// A DLTensor's extents and strides as those of (batch, heads, len, dim).
+// A DLTensor's extents and strides, extended to (batch, heads, len, dim).
 struct DlpackAxes {
   static constexpr const char* names[] = {"batch", "heads", "len", "dim"};
   std::array<Index, 4> extents{1, 1, 1, 1}, strides{};
 
   [[nodiscard]] Shape shape() const { return {extents[0], extents[1], extents[2], extents[3]}; }
 
-  // Throws unless no extent is negative and the product of all that are not 0, which strides are made of, is an
-  // Index.
+  // Throws if an extent is negative, or if the product of all extents that are not 0, from which
+  // strides are made, is no Index.
   void require_extents(const std::string& who) const {
     Index product = 1;
     for (const Index extent : extents) {
@@ -154,7 +154,7 @@ struct DlpackAxes {
   return axes;
 }
 
-// Throws unless the strides can be those of a view. Strides that are never used, along axes of extent 1 and of a tensor
+// Throws unless the strides can be those of a view. Strides that are never used, along axes of extent 1 and in a tensor
 // without elements, may be anything. Returns the number of bytes from the first element to the end of the last.
 inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes, bool writes,
                                     const std::string& who) {
@@ -193,7 +193,7 @@ template <class Real>
   return reinterpret_cast<Real*>(first);
 }
 
-// The memory behind a managed tensor that is made here; the tensor's deleter deletes it.
+// The memory behind a managed tensor that is made here; the tensor's deleter frees it.
 template <class Managed>
 struct DlpackExport {
   Managed managed{};
@@ -218,7 +218,7 @@ void set_dlpack_flags(DLManagedTensorVersioned& tensor) {
 }
 #endif
 
-// What view_dlpack() gives; `who` begins its errors.
+// The result of view_dlpack(); `who` begins its errors.
 template <DlpackElement Real>
 [[nodiscard]] TensorView<Real> view_dlpack_as(const DLTensor& tensor, const std::string& who) {
   const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<Real>();

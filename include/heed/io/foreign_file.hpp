@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Files that something else was put in place of: what their first bytes tell.
+// Recognises files of other kinds by their first bytes.
 
 #include <heed/core/config.hpp>
 
@@ -14,7 +14,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace io {
 
-// So many bytes are enough to tell.
+// Bytes that suffice to tell.
 inline constexpr std::size_t foreign_bytes = 64;
 
 // True for the beginning of an HTML page, behind white space.
@@ -26,8 +26,8 @@ inline constexpr std::size_t foreign_bytes = 64;
   return start.starts_with("<!doctype html") || start.starts_with("<html");
 }
 
-// What a file that begins with these bytes seems to be, as the end of a sentence: "begins like a Git LFS pointer: fetch the
-// file itself". Empty for what may be safetensors, JSON or a plain text.
+// The kind of a file that begins with these bytes, as the end of a sentence: "begins like a Git LFS
+// pointer: fetch the file itself". Empty for possible safetensors, JSON or plain text.
 [[nodiscard]] inline std::string_view foreign_kind(std::string_view bytes) {
   if (bytes.starts_with("version https://git-lfs"))
     return "begins like a Git LFS pointer: fetch the file itself";

@@ -90,7 +90,8 @@ class SafetensorsIndex {
   std::map<std::string, TensorInfo> tensors_;
 
  private:
-  // Where the tensors' bytes begin, by the header length in the first 8 bytes. The others tell what else a file may be.
+  // The offset of the tensors' bytes, by the header length in the first 8 bytes. Later bytes tell
+  // which other kind a file may have.
   [[nodiscard]] std::size_t begin_of_data(std::span<const std::byte> bytes,
                                           std::size_t file_bytes) const {
     if (file_bytes < 8)
@@ -147,8 +148,8 @@ class Safetensors : public SafetensorsIndex {
     return std::span(file_).subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
   }
 
-  // Throws unless all tensors and the metadata have the checksums (checksums.hpp) that the file holds; where it holds none, it
-  // is any other writer's, and nothing is said.
+  // Throws unless all tensors and the metadata have the checksums (checksums.hpp) that the file
+  // holds. A file without checksums comes from another writer and passes.
   void require_checksums() const {
     const auto found = metadata_.find(kChecksums);
     if (found == metadata_.end()) return;
@@ -179,8 +180,8 @@ class Safetensors : public SafetensorsIndex {
     return {reinterpret_cast<const Real*>(raw.data()), raw.size() / sizeof(Real)};
   }
 
-  // A converted copy. Every number must survive exactly: an F64 tensor of small integers is fine as
-  // float or int, one that holds 0.1 is refused as float.
+  // A converted copy. Every number must convert exactly: an F64 tensor of small integers is fine as
+  // float or int, a tensor that holds 0.1 is refused as float.
   template <Element Real>
   [[nodiscard]] std::vector<Real> values(const std::string& name) const {
     const std::string& dtype = info(name).dtype;
@@ -199,8 +200,8 @@ class Safetensors : public SafetensorsIndex {
          dtype_of<Real>());
   }
 
-  // A copy of a tensor of any floating dtype but the 8-bit ones, each number rounded to the nearest Real. A
-  // finite number that no finite Real is near to is refused.
+  // A copy of a tensor of any floating dtype but the 8-bit ones, each number rounded to the nearest
+  // Real. A finite number beyond the range of Real is refused.
   template <class Real>
   requires AnyOf<Real, float, double>
   [[nodiscard]] std::vector<Real> rounded(const std::string& name) const {

@@ -33,7 +33,7 @@ inline namespace HEED_ABI {
 namespace io {
 
 // Receives the events of the JSON parser. The nesting is at most object > object > array, so that `place_` with its six
-// values holds the whole state. What does not belong to its place is refused at once.
+// values holds the whole state. An event at a wrong place is refused at once.
 class SafetensorsHeader {
  public:
   // `data_bytes` is the number of bytes that follow the header.
@@ -45,7 +45,7 @@ class SafetensorsHeader {
 
   // Parses the whole text and checks that the spans tile the data.
   void parse(std::string_view text) {
-    // The parser would take a NUL byte for the end of its input and skip what follows.
+    // The parser would take a NUL byte for the end of its input and skip the rest.
     if (const auto nul = text.find('\0'); nul != text.npos)
       refuse(source_, "the header has a NUL byte at byte ", nul, " of ", text.size());
     if (text.empty() || text.front() != '{') refuse(source_, "the header does not start with '{'");
@@ -244,7 +244,7 @@ class SafetensorsHeader {
   Place place_ = Place::outside;
   bool has_metadata_ = false;
   std::string name_, key_, field_, dtype_;
-  std::array<bool, 3> fields_{};  // which of known_fields have been seen
+  std::array<bool, 3> fields_{};  // flags of the known_fields that were seen
   std::vector<Index> shape_;
   std::vector<std::uint64_t> offsets_;
 };

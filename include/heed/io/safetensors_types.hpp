@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Parts that the safetensors reader and writer share: limits, dtypes and their C++ types, exact conversion between
-// those, and the wording of messages.
+// Parts that the safetensors reader and writer share: limits, dtypes and their C++ types, exact
+// conversion between types, and the wording of messages.
 
 #include <heed/core/error.hpp>
 
@@ -52,7 +52,7 @@ inline constexpr std::size_t extents = 8;
 }
 
 // Product of extents and width; nothing when an extent is negative, or when the product of the
-// width and the non-zero extents (what strides are made of) overflows an Index.
+// width and the non-zero extents, from which strides are made, overflows an Index.
 [[nodiscard]] inline std::optional<std::size_t> tensor_bytes(const std::vector<Index>& shape,
                                                              std::size_t width) {
   auto product = static_cast<Index>(width);
@@ -94,7 +94,7 @@ template <class Real>
 concept Element = AnyOf<Real, bool, float, double, signed char, short, int, long, long long,
                         unsigned char, unsigned short, unsigned, unsigned long, unsigned long long>;
 
-// Element types whose every bit pattern is a value; a stored BOOL byte may be neither 0 nor 1.
+// Element types for which every bit pattern is a value; a stored BOOL byte may be neither 0 nor 1.
 template <class Real>
 concept Viewable = Element<Real> && !std::same_as<Real, bool>;
 
@@ -111,7 +111,7 @@ template <Element Real>
     return std::signed_integral<Real> ? of_signed[log2_size] : of_unsigned[log2_size];
 }
 
-// Whether To holds the number `from` without any rounding; NaN and infinity pass between floats.
+// True if To holds the number `from` without any rounding; NaN and infinity pass between floats.
 template <Element To, Element From>
 [[nodiscard]] bool fits_exactly(From from) {
   using Limits = std::numeric_limits<To>;
@@ -122,7 +122,7 @@ template <Element To, Element From>
   } else if constexpr (std::integral<To> && std::integral<From>) {
     return std::in_range<To>(from);
   } else if constexpr (std::integral<To>) {
-    // -2^k and 2^k are exact in From; the largest integer, 2^k - 1, need not be.
+    // -2^k and 2^k are exact in From; the largest integer, 2^k - 1, may not be.
     return from >= static_cast<From>(Limits::min()) && from < std::ldexp(From{1}, Limits::digits) &&
            from == std::trunc(from);
   } else if constexpr (std::integral<From>) {

@@ -4,7 +4,7 @@
 // Writes safetensors files: 8 bytes of header length (little-endian), JSON padded with spaces to a
 // multiple of 8, then the tensors' bytes. Included by safetensors.hpp.
 //
-// Errors: std::invalid_argument, one sentence from "safetensors" on, for what the caller hands in;
+// Errors: std::invalid_argument, one sentence from "safetensors" on, for the caller's arguments;
 //   std::runtime_error, from the path on, when a file cannot be written.
 
 #include <heed/core/config.hpp>
@@ -39,7 +39,8 @@ class SafetensorsWriter {
     for (const std::string* text : {&key, &value}) (void)json_text(*text);
     metadata_.insert_or_assign(key, value);
   }
-  // Sets the entry that Safetensors::require_checksums() reads, of the tensors and the metadata that have been added so far.
+  // Sets the entry that Safetensors::require_checksums() reads, for the tensors and the metadata
+  // that have been added so far.
   void set_checksums() {
     nlohmann::json sums = {{kMetadata, checksum_of(metadata_)}};
     for (const auto& [name, tensor] : tensors_) sums[name] = checksum_of(tensor.data);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Masks whose blocks are known before a call: those of a BlockMask, which asks the functions of a mask once for many
-// calls, and those of a list that the caller gives.
+// Masks whose blocks are known before a call: a BlockMask asks a mask's functions once for many
+// calls, and block_lists() takes lists of blocks from the caller.
 
 #include <heed/mask/combine.hpp>
 
@@ -59,17 +59,17 @@ class KeptRule final : public PairRule {
 
 }  // namespace detail
 
-// A mask, and what its functions of positions hide from calls of one batch, number of heads and lengths, asked for once:
+// A mask whose functions of positions have been asked once, for calls of one batch, number of heads and lengths:
 //
 //   const heed::BlockMask<float> blocks(mask, geometry);
 //   for (...) heed::forward(op, in, blocks, out);
 //
-// Copies share the blocks, which nothing changes. A call of other sizes is refused. The mask's other parts stay as they
-// are, and keep referring to the caller's memory.
+// Copies share the blocks, which nothing changes. A call of other sizes is refused. The mask's
+// other parts do not change, and still refer to the caller's memory.
 template <class Real>
 class BlockMask {
  public:
-  // Asks by so many threads; 0 for the default. Throws where a function does.
+  // Asks the functions on `threads` threads; 0: the default number. Throws where a function does.
   BlockMask(Mask<Real> mask, const Geometry& g, int threads = 0) : mask_(std::move(mask)) {
     for (auto& rule : mask_.rules) {
       auto kept = std::make_shared<const detail::KeptRule>(std::move(rule), g, threads);
@@ -81,15 +81,15 @@ class BlockMask {
   operator const Mask<Real>&() const { return mask_; }
   [[nodiscard]] const Mask<Real>& mask() const { return mask_; }
 
-  // Blocks of a kind, of all functions.
+  // Number of blocks of a kind, over all functions.
   [[nodiscard]] Index count(TileKind kind) const {
     Index sum = 0;
     for (const auto& rule : kept_)
       sum += std::count(rule->blocks().kinds.begin(), rule->blocks().kinds.end(), kind);
     return sum;
   }
-  // What is kept: a byte per block of at least 16 queries and 64 keys (or of the list's size), and kMostBlocks bytes at
-  // most for each function; for all batches, and for all heads, together where the function does not read them.
+  // Bytes kept: for each function one per block of at least 16 queries and 64 keys (or of the lists' size), kMostBlocks at
+  // most. One table serves all batches, or all heads, where the function does not read them.
   [[nodiscard]] Index bytes() const {
     Index sum = 0;
     for (const auto& rule : kept_) sum += Index(rule->blocks().kinds.size() * sizeof(TileKind));
@@ -101,12 +101,12 @@ class BlockMask {
   std::vector<std::shared_ptr<const detail::KeptRule>> kept_;
 };
 
-// Which blocks of keys each block of queries sees, in the form of block-sparse matrices: row n of a table sees the blocks
-// indices[start[n]], ..., indices[start[n + 1] - 1], in any order. A table has a row for each block of queries.
+// Lists of the key blocks that each query block sees, in the form of block-sparse matrices: row n of a table sees the
+// blocks indices[start[n]], ..., indices[start[n + 1] - 1], in any order. A table has one row per query block.
 struct BlockLists {
-  Index query_block = 128, key_block = 128;  // the last ones may be shorter
-  std::vector<Index> start, indices;         // [batch][heads][rows], and one number more
-  Index batch = 1, heads = 1;                // tables: one for each of the call's, or 1 for all
+  Index query_block = 128, key_block = 128;  // the last block of either may be shorter
+  std::vector<Index> start, indices;         // start: [batch][heads][rows], and one number more
+  Index batch = 1, heads = 1;                // numbers of tables: the call's, or 1 for all
 };
 
 namespace detail {
@@ -117,7 +117,7 @@ class ListPairs final : public PairFunction {
   ListPairs(std::shared_ptr<const BlockLists> lists, Index rows)
       : lists_(std::move(lists)), rows_(rows) {}
 
-  // body(block of keys) for those that the block of queries sees.
+  // Calls body(key block) for each key block that the query block `row` sees.
   template <class Body>
   void for_blocks(Index b, Index h, Index row, Body&& body) const {
     const BlockLists& l = *lists_;
@@ -194,7 +194,7 @@ class ListRule final : public PairRule {
     fail("block_lists: the lists are those of whole sequences, queries cannot stand ", by,
          " tokens behind the first one");
   }
-  // Rows of the lists are those of the call's queries, wherever these stand.
+  // The lists count the call's own queries, wherever these stand on the key axis.
   [[nodiscard]] bool stands_at_first_key() const override { return false; }
   void add_to(Digest& digest) const override {
     const BlockLists& l = *lists_;
@@ -230,8 +230,9 @@ class ListRule final : public PairRule {
 
 }  // namespace detail
 
-// Queries see the blocks of keys that the lists name. Throws std::invalid_argument where start falls or does not end
-// with the number of indices; calls do so where a table has another number of rows than theirs, or an index is no block.
+// Queries see the blocks of keys that the lists name. Throws std::invalid_argument where start
+// falls or does not end with the number of indices. Calls throw it where the number of rows does
+// not fit their lengths, or an index is beyond the last block.
 template <class Real>
 [[nodiscard]] Mask<Real> block_lists(BlockLists lists) {
   Mask<Real> mask;

@@ -30,8 +30,8 @@ inline void require_mask_shape(const Shape& s, const Geometry& g, const char* wh
 template <class Real>
 class BoundMask {
  public:
-  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence. Functions
-  // of positions are classified by so many threads.
+  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its
+  // sentence. `threads` threads classify functions of positions.
   BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where, int threads = 1)
       : mask_(mask), g_(g), first_key_(0), last_key_(kUnbounded) {
     for (const auto& rule : mask.rules) rules_.push_back(rule->classify(g, threads, where));
@@ -72,12 +72,12 @@ class BoundMask {
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
   [[nodiscard]] bool has_documents() const { return mask_.query_documents.has_value(); }
   [[nodiscard]] bool has_rules() const { return !rules_.empty(); }
-  // Was a function of positions classified for this call, which a BlockMask had spared it?
+  // True if this call had to classify a function of positions, which a BlockMask would have spared it.
   [[nodiscard]] bool classifies_rules() const {
     return std::any_of(mask_.rules.begin(), mask_.rules.end(),
                        [](const auto& rule) { return !rule->is_classified(); });
   }
-  // Keys of the blocks by which the functions of positions are classified; 0 without one.
+  // Number of keys in the blocks by which functions of positions are classified; 0 without a function.
   [[nodiscard]] Index rule_block() const {
     Index least = 0;
     for (const auto& rule : rules_)
@@ -95,8 +95,7 @@ class BoundMask {
     return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
-  // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask, functions of positions
-  // and bias may hide some of them.
+  // Keys that the bands and the key length leave to query i of batch b. The mask's other parts may hide some of them.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
     return keys_between(std::max(first_key_, g_.share.keys_before),
                         std::min(last_key_, g_.held_keys_end()), b, i);
@@ -125,8 +124,7 @@ class BoundMask {
     return broadcast_row(mask_.bias, b, h, i);
   }
 
-  // hide(j) for every key j in [first, last) that query i may not see, of one cause each. A key that several causes
-  // hide is named more than once.
+  // Calls hide(j) for every key j in [first, last) that query i may not see, once for each part that hides it.
   template <class Hide>
   void for_keys_of_other_documents(Index b, Index i, Index first, Index last, Hide&& hide) const {
     if (!has_documents()) return;
@@ -149,8 +147,8 @@ class BoundMask {
       kind = std::min(kind, rules_[n]->classify(at));
     return kind;
   }
-  // Bits of the pairs that the functions of positions show, as PairFunction::fill() lays them out. Functions that hide
-  // none of them are not asked; bits behind the last key mean nothing.
+  // Writes the bits of pairs that the functions of positions show, as PairFunction::fill() lays them out. A function that
+  // hides none of these pairs is not asked; bits behind the last key mean nothing.
   void fill_by_rules(const PairBlock& at, std::uint64_t* words) const {
     bool first = true;
     for (const auto& rule : rules_) {
@@ -175,7 +173,8 @@ class BoundMask {
         if ((seen[j / 64] >> (j % 64) & 1) == 0) hide(from + j);
     }
   }
-  // Which pairs the mask hides: what every other answer agrees with.
+  // Calls hide(j) for every key in [first, last) that the mask hides from query i. Every other
+  // answer of this class agrees with this one.
   template <class Hide>
   void for_hidden_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
     const KeyRange left_by_bands = keys_of(b, i);
@@ -190,7 +189,7 @@ class BoundMask {
     return seen;
   }
 
-  // Whether query i sees any key.
+  // True if query i sees any key.
   [[nodiscard]] bool sees_any(Index b, Index h, Index i) const {
     const KeyRange keys = keys_of(b, i);
     if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size() > 0;
@@ -199,8 +198,8 @@ class BoundMask {
     return false;
   }
 
-  // How many keys of the whole call query i sees, at hand or not; a bias of -infinity hides its key. O(1) under bands and key
-  // lengths alone, else O(keys).
+  // Number of keys of the whole call that query i sees, at hand or not; a bias of -infinity hides
+  // its key. O(1) under bands and key lengths alone, else O(keys).
   [[nodiscard]] Index count_visible(Index b, Index h, Index i) const {
     const KeyRange keys = keys_between(first_key_, last_key_, b, i);
     if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size();
@@ -232,7 +231,7 @@ class BoundMask {
     const Index last = std::min(length, last_key), first = std::min(first_key, last);
     return {std::clamp<Index>(i + from_, first, last), std::clamp<Index>(i + to_ + 1, first, last)};
   }
-  // hide(j) for the keys in [first, last) that something else than bands and key lengths hides.
+  // Calls hide(j) for the keys in [first, last) that a part other than bands and key lengths hides.
   template <class Hide>
   void for_keys_hidden_within_bands(Index b, Index h, Index i, Index first, Index last,
                                     Hide&& hide) const {
@@ -244,8 +243,8 @@ class BoundMask {
     for (Index j = first; j < last; ++j)
       if (!allowed[j]) hide(j);
   }
-  // A bit for each of up to 64 keys [first, end) that bands and key lengths leave to query i, the lowest for the first: does
-  // it see them?
+  // One bit for each of up to 64 keys [first, end), the lowest for key `first`: 1 if query i sees
+  // the key. Bands and key lengths must leave all of these keys to the query.
   [[nodiscard]] std::uint64_t seen_bits(Index b, Index h, Index i, Index first, Index end) const {
     std::uint64_t seen = ~std::uint64_t(0) >> (64 - (end - first));
     for_keys_hidden_within_bands(b, h, i, first, end,
@@ -259,8 +258,7 @@ class BoundMask {
   [[nodiscard]] Index shift_of(Align align) const {
     return align == Align::bottom_right ? g_.len_kv - g_.len_q : 0;
   }
-  // offset + side + shift, limited to [-kUnbounded, kUnbounded]: no position lies beyond, so that the limit hides
-  // and shows the same keys.
+  // offset + side + shift, limited to [-kUnbounded, kUnbounded]. No position lies beyond, so the limit changes nothing.
   [[nodiscard]] static Index bound_at(Index offset, Index side, Index shift) {
     Index sum;
     if (__builtin_add_overflow(offset, side, &sum))
@@ -269,7 +267,7 @@ class BoundMask {
                       kUnbounded);
   }
 
-  // What a further function shows of the pairs whose bits are set, row by row.
+  // Clears the bits of pairs that `pairs` hides, row by row.
   static void keep_by_rule(const PairFunction& pairs, const PairBlock& at, std::uint64_t* words) {
     std::uint64_t seen[kRuleWords];
     for (Index r = 0; r < at.rows; ++r) {
@@ -314,7 +312,7 @@ class BoundMask {
   [[nodiscard]] bool slopes_stand_at_first_key() const {
     return mask_.slopes && mask_.slope_align == Align::top_left && mask_.slope_offset == 0;
   }
-  // Throws where queries that are the last tokens of the keys would stand at the first ones.
+  // Throws for queries that are the last tokens of the keys while a part of the mask places query 0 at key 0.
   void require_at_end(const char* where) const {
     if (!g_.queries_at_end || g_.len_q >= g_.len_kv) return;
     const auto first = [](const auto& part) { return part.stands_at_first_key(); };
@@ -366,7 +364,7 @@ class BoundMask {
   std::vector<std::shared_ptr<const PairBlocks>> rules_;
   // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
-  Index first_key_, last_key_;  // and all key ranges
+  Index first_key_, last_key_;  // keys that all key ranges have in common
   bool hides_all_ = false;      // the bands contradict each other, and leave no key to any query
   Index slope_shift_ = 0;
 };

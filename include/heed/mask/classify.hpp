@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The blocks of a rule, found by asking it about all pairs: once where all batches and heads see the same, else for each
-// of those that may differ.
+// Classifies the blocks of a rule by asking it about all pairs: once where all batches and heads
+// see the same, else for each batch or head that may differ.
 
 #include <heed/core/parallel.hpp>
 #include <heed/mask/pair_rule.hpp>
@@ -16,7 +16,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Blocks of 16 queries and 64 keys, or larger ones where there were more than kMostBlocks of them.
+// Blocks of 16 queries and 64 keys, or larger ones where these would be more than kMostBlocks.
 inline constexpr Index kQueryBlock = 16, kKeyBlock = 64;
 
 inline void size_blocks(PairBlocks& blocks, const Geometry& g) {
@@ -33,7 +33,7 @@ inline void size_blocks(PairBlocks& blocks, const Geometry& g) {
   }
 }
 
-// The kinds of a row of blocks.
+// The kinds of one row of blocks.
 inline void classify_row(const PairFunction& pairs, const Geometry& g, const PairBlocks& blocks,
                          Index b, Index h, Index q, TileKind* kinds) {
   std::vector<char> any(std::size_t(blocks.key_blocks), 0), all(any.size(), 1);
@@ -61,7 +61,7 @@ inline void classify_row(const PairFunction& pairs, const Geometry& g, const Pai
     kinds[k] = all[k] ? TileKind::full : any[k] ? TileKind::partial : TileKind::empty;
 }
 
-// A worker is worth starting for so many pairs.
+// Pairs per worker: fewer are not worth starting one.
 inline constexpr Index kClassifiedPairs = Index(1) << 18;
 
 [[nodiscard]] inline std::shared_ptr<const PairBlocks> classify_pairs(
@@ -84,7 +84,7 @@ inline constexpr Index kClassifiedPairs = Index(1) << 18;
   return blocks;
 }
 
-// A rule that is asked for its blocks.
+// A rule that is classified by asking its function.
 class AskedRule : public PairRule {
  public:
   [[nodiscard]] std::shared_ptr<const PairBlocks> classify(const Geometry& g, int threads,

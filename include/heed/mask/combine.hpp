@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// a | b shows what a or b shows, and !a what a hides. Both take masks of any parts that hide: bands, key lengths,
-// documents, boolean masks, functions of positions, block lists, and what | and ! made of them. What adds to scores
-// (bias, slopes, a soft cap) belongs to neither side, and is refused there; join it by & afterwards.
+// a | b shows every pair that a or b shows, and !a every pair that a hides. Both take masks made of parts that hide: bands,
+// key lengths, documents, boolean masks, functions of positions, block lists, and results of | and !. Parts that change
+// scores (bias, slopes, a soft cap) are refused; join them by & afterwards.
 
 #include <heed/mask/bound_mask.hpp>
 #include <heed/mask/classify.hpp>
@@ -91,7 +91,7 @@ class PartRule final : public AskedRule {
   Mask<Real> parts_;
 };
 
-// Pairs that all of some rules show, that some of them show, or that the one rule hides.
+// Pairs that all rules show, that any of them shows, or that the one rule hides.
 enum class Joint { all, any, none };
 
 class JointPairs final : public PairFunction {
@@ -164,7 +164,7 @@ class JointRule final : public AskedRule {
   std::vector<std::shared_ptr<const PairRule>> of_;
 };
 
-// All of a mask as one rule; `of` names it in the sentence that refuses what adds to scores.
+// All parts of a mask as one rule; `of` names the mask in the error that refuses parts that change scores.
 template <class Real>
 [[nodiscard]] std::shared_ptr<const PairRule> rule_of(const Mask<Real>& mask, const char* of) {
   const char* adds = mask.bias.given()          ? "a bias"

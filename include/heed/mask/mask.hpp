@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A mask says which keys each query sees, and what is added to their scores. It is a value, built from parts that
-// are joined with `&`.
+// A mask says which keys each query sees, and what is added to the scores. It is a value, built
+// from parts that are joined with `&`.
 //
 //   score(i, j) = op's score - slope_h |p - j| + bias(b, h, i, j)      where (i, j) is visible
 //
-// with p = i (top-left) or i + len_kv - len_q (bottom-right), plus offset, the position of query i on the key axis: what
-// Inputs::first_query (engine/call.hpp) says to scores does not move it. For queries that are the last tokens of their keys,
-// Align::bottom_right gives the position that scores read; a call that says so (Inputs::queries_at_end) refuses the other
-// one where no offset is given. A pair is visible when every part allows it. Weights and gradients of a hidden pair
-// are exactly 0, whatever its key and value hold.
+// with p = i (top-left) or i + len_kv - len_q (bottom-right), plus offset: the position of query i on the key axis.
+// Inputs::first_query (engine/call.hpp) moves the positions that scores read, and not p. For queries that are the last
+// tokens of their keys, Align::bottom_right gives the position that scores read; a call with Inputs::queries_at_end refuses
+// top_left without an offset. A pair is visible when every part allows it. Weights and gradients of a hidden pair are
+// exactly 0, whatever its key and value hold.
 //
 //   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view) & boolean(allowed);
 //
 // mask/visible.hpp makes a mask of a function of positions, mask/patterns.hpp has some of them, mask/combine.hpp joins
-// masks with | and turns them round with !, and mask/block_mask.hpp keeps what a function hides for many calls.
+// masks with | and negates them with !, and mask/block_mask.hpp keeps for many calls which pairs a function hides.
 
 #include <heed/core/view.hpp>
 #include <heed/mask/pair_rule.hpp>
@@ -29,8 +29,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Where query 0 stands on the key axis when the lengths differ: at key 0, or so that the last query stands at the
-// last key.
+// The place of query 0 on the key axis when the lengths differ: at key 0, or so that the last query stands at the last key.
 enum class Align { top_left, bottom_right };
 
 // Pair (i, j) is visible if p - left <= j <= p + right; a negative left or right is no bound.
@@ -39,7 +38,7 @@ struct Band {
   Align align = Align::top_left;
   Index offset = 0;  // added to p
 
-  // Does it hide keys by the place of query 0 at key 0, which no offset has moved?
+  // True if the band's place depends on query 0 standing at key 0: top left, a bounded side and no offset.
   [[nodiscard]] bool stands_at_first_key() const {
     return align == Align::top_left && offset == 0 && (left >= 0 || right >= 0);
   }
@@ -65,7 +64,7 @@ namespace detail {
 // Positions fit 32 bits, and so do sums of two of them.
 inline constexpr Index kFarthest = Index(1) << 29;
 
-// Throws where an offset that positions are computed with, and not only compared, is too large.
+// Throws if an offset that positions are added to is too large; `what` names it.
 inline void require_near(Index offset, const char* what, const char* where) {
   require(offset > -kFarthest && offset < kFarthest, where, ": ", what, " has offset ", offset,
           ", it must lie between ", -kFarthest, " and ", kFarthest);
@@ -76,7 +75,7 @@ inline void require_near(Index offset, const char* what, const char* where) {
 template <class Real>
 struct Mask {
   std::vector<Band> bands;
-  // Every query sees keys of all of these ranges only.
+  // Every query sees only keys that lie in all of these ranges.
   std::vector<KeyRange> key_ranges;
   // Number of visible keys per batch; if not given, all are visible.
   std::optional<std::vector<Index>> key_lengths;
@@ -131,7 +130,7 @@ template <class Real>
 
 namespace detail {
 
-// The band of a window; `who` begins the sentence that refuses one.
+// The band of a window; `who` begins the error's sentence.
 [[nodiscard]] inline Band band_of_window(Index left, Index right, Align align, Index offset,
                                          const std::string& who) {
   require(left >= -1 && right >= -1, who, " left is ", left, " and right is ", right,
@@ -159,8 +158,8 @@ template <class Real>
   return mask;
 }
 
-// Every query sees keys [begin, end) only, in their own places on the key axis; 0 <= begin <= end <= len_kv. The answers
-// of ranges that make up all keys merge to the whole (engine/partial.hpp).
+// Every query sees keys [begin, end) only; 0 <= begin <= end <= len_kv. The keys keep their
+// positions. Outputs over ranges that make up all keys can be merged (engine/partial.hpp).
 template <class Real>
 [[nodiscard]] Mask<Real> key_range(Index begin, Index end) {
   Mask<Real> mask;
@@ -176,8 +175,8 @@ template <class Real>
   return mask;
 }
 
-// What boolean(view) is, before it is known which numbers it masks: a Mask of the type that it is joined with, or of the
-// op that it is given to.
+// The result of boolean(view), whose scalar is not known yet: it becomes a Mask of the type that it
+// is joined with, or of the op that it is given to.
 struct BooleanMask {
   TensorView<const bool> allowed;
   template <class Real>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What two calls can compare of their masks: the values of parts, or a digest of many of them, and of views the shape alone.
-// Addresses and functions are no part of it: a mask that was made anew, a view that was moved and a bias that was computed
-// again are those of the same call.
+// A stamp of a mask, by which two calls compare theirs: the values of small parts, a digest of
+// large ones, and of a view the shape alone. Addresses and functions are no part of it: a mask that
+// was made anew, a view that was moved and a bias that was computed again have the same stamp.
 
 #include <heed/core/digest.hpp>
 #include <heed/mask/mask.hpp>
@@ -20,7 +20,7 @@ struct MaskStamp {
   std::vector<KeyRange> key_ranges;
   Shape allowed, bias;
   double soft_cap = 0;
-  // Digests; 0 where there are none.
+  // Digests; 0 where the mask has no such part.
   std::uint64_t key_lengths = 0, documents = 0, slopes = 0, rules = 0;
 
   MaskStamp() = default;
@@ -55,7 +55,7 @@ struct MaskStamp {
     for (const std::uint64_t sum : {key_lengths, documents, slopes, rules}) digest.add(sum);
   }
 
-  // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
+  // The difference from `other`, as the end of a sentence about saved numbers; empty if there is none.
   [[nodiscard]] std::string difference(const MaskStamp& other) const {
     return *this == other ? std::string() : text_of_difference(other);
   }
@@ -84,7 +84,7 @@ template <class Part>
 
 inline std::string MaskStamp::text_of_difference(const MaskStamp& other) const {
   std::string text;
-  // Where both have the part, `values` say how they differ.
+  // If both have the part, `values` say how it differs.
   const auto compare = [&text](bool same, const char* name, bool given, bool others,
                                const auto&... values) {
     if (same || !text.empty()) return;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the engine asks of a part of a mask that is a function of positions (mask/visible.hpp), a list of blocks
-// (mask/block_mask.hpp) or a union (mask/combine.hpp): bits of a tile's pairs, through one virtual call, and whether a
-// tile is hidden, visible in part, or visible as a whole, looked up in blocks that are classified once per call.
+// The interface of a part of a mask that is a function of positions (mask/visible.hpp), a list of
+// blocks (mask/block_mask.hpp) or a union (mask/combine.hpp). The engine asks it for the bits of a
+// tile's pairs, by one virtual call, and whether the tile is hidden, visible in part, or visible as
+// a whole; that answer comes from blocks that are classified once per call.
 //
 // Memory of a classified rule: a byte per block, for each batch and each head only where the rule depends on it, and
-// kMostBlocks bytes at most: where blocks of 16 queries and 64 keys were more, they are larger.
+// kMostBlocks bytes at most: if blocks of 16 queries and 64 keys would be more, they are made larger.
 
 #include <heed/core/digest.hpp>
 #include <heed/core/geometry.hpp>
@@ -18,7 +19,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// How many pairs of a tile are visible: none, some, all.
+// The visible pairs of a tile: none, some, all.
 enum class TileKind : std::uint8_t { empty, partial, full };
 
 // Queries [query, query + rows) and keys [key, key + keys) of head (batch, head); none of them is empty.
@@ -28,7 +29,7 @@ struct PairBlock {
   Index key = 0, keys = 0;
 };
 
-// A row of bits is asked for this many keys at most.
+// Most keys in a row of bits.
 inline constexpr Index kRuleKeys = 512, kRuleWords = kRuleKeys / 64;
 
 inline constexpr Index kMostBlocks = Index(1) << 24;
@@ -37,10 +38,10 @@ inline constexpr Index kMostBlocks = Index(1) << 24;
 class PairFunction {
  public:
   virtual ~PairFunction() = default;
-  // Bit j % 64 of words[r * kRuleWords + j / 64]: does query `query + r` see key `key + j`? For at most kRuleKeys keys;
-  // bits behind the last one of them are 0.
+  // Sets bit j % 64 of words[r * kRuleWords + j / 64] where query `query + r` sees key `key + j`,
+  // for at most kRuleKeys keys. Bits behind the last key are 0.
   virtual void fill(const PairBlock& at, std::uint64_t* words) const = 0;
-  // May batches differ in what they see, or heads?
+  // True if batches, or heads, may see different pairs.
   [[nodiscard]] virtual bool depends_on_batch() const = 0;
   [[nodiscard]] virtual bool depends_on_head() const = 0;
 };
@@ -48,7 +49,7 @@ class PairFunction {
 // A rule for the sizes of one call, and the kinds of its blocks. Nothing changes it once it is made.
 struct PairBlocks {
   std::shared_ptr<const PairFunction> pairs;
-  Index batch = 1, heads = 1;  // that have kinds of their own: all of the call's, or 1
+  Index batch = 1, heads = 1;  // tables of kinds: one per batch or head of the call, or 1 for all
   Index query_block = 1, key_block = 1;
   Index query_blocks = 0, key_blocks = 0;
   std::vector<TileKind> kinds;  // [batch][heads][query_blocks][key_blocks]
@@ -57,7 +58,7 @@ struct PairBlocks {
     const Index table = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : h);
     return (table * query_blocks + query_block_index) * key_blocks;
   }
-  // Of a tile that cuts through blocks: empty or full where all blocks are that it meets, else partial.
+  // The kind of a tile, which may cut through blocks: empty or full if all blocks that it touches are, else partial.
   [[nodiscard]] TileKind classify(const PairBlock& at) const {
     const Index last_query = (at.query + at.rows - 1) / query_block,
                 last_key = (at.key + at.keys - 1) / key_block;
@@ -82,16 +83,16 @@ class PairRule {
   // sentence.
   [[nodiscard]] virtual std::shared_ptr<const PairFunction> bind(const Geometry& g,
                                                                  const char* where) const = 0;
-  // The same with its blocks, which do not depend on the number of threads that look for them.
+  // The rule with its blocks. The number of threads does not change them.
   [[nodiscard]] virtual std::shared_ptr<const PairBlocks> classify(const Geometry& g, int threads,
                                                                    const char* where) const = 0;
-  // The rule for queries that stand `by` tokens further on the key axis.
+  // The rule for queries that stand `by` tokens further along the key axis.
   [[nodiscard]] virtual std::shared_ptr<const PairRule> moved(Index by) const = 0;
-  // Does it place query 0 at key 0, top left and without an offset?
+  // True if the rule places query 0 at key 0: top left and without an offset.
   [[nodiscard]] virtual bool stands_at_first_key() const = 0;
-  // Adds the values that the rule has: not what a function is, nor what it has captured.
+  // Adds the rule's values to the digest. A function and its captured values have none.
   virtual void add_to(Digest& digest) const = 0;
-  // Does classify() cost nothing?
+  // True if classify() costs nothing.
   [[nodiscard]] virtual bool is_classified() const { return false; }
 };
 

@@ -13,8 +13,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// j <= i, or j < prefix[b]: keys of a prefix are seen by all, those behind it causally. One length per batch, or one for
-// all of them; a length beyond the keys shows all.
+// j <= i, or j < prefix[b]: every query sees the keys of the prefix, and the keys behind it
+// causally. One length per batch, or one for all of them; a length beyond the keys shows all.
 //   Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 3.2.1
 template <class Real>
 [[nodiscard]] Mask<Real> prefix_lm(std::vector<Index> prefix, Align align = Align::top_left) {
@@ -68,8 +68,8 @@ template <class Real>
       Align::top_left, {.name = "neighbourhood", .length = length}));
 }
 
-// The same in both directions of an image whose rows follow each other: token y * width + x stands at (x, y), and each
-// query sees window * window keys.
+// The same along both axes of an image whose rows follow each other: token y * width + x stands at
+// (x, y), and each query sees window * window keys.
 template <class Real>
 [[nodiscard]] Mask<Real> neighbourhood(Index height, Index width, Index window) {
   require(window >= 1 && window <= std::min(height, width), "neighbourhood: window is ", window,
@@ -85,7 +85,7 @@ template <class Real>
       {.name = "neighbourhood", .length = checked_product(height, width, "neighbourhood")}));
 }
 
-// Row n of blocks of `block` queries sees blocks indices[start[n]], ..., indices[start[n + 1] - 1] of as many keys.
+// Row n of blocks of `block` queries sees blocks indices[start[n]], ..., indices[start[n + 1] - 1] of `block` keys.
 //   Child et al. 2019, "Generating Long Sequences with Sparse Transformers"; Zaheer et al. 2020, "Big Bird"
 template <class Real>
 [[nodiscard]] Mask<Real> block_sparse(std::vector<Index> start, std::vector<Index> indices,
@@ -93,10 +93,10 @@ template <class Real>
   return block_lists<Real>({block, block, std::move(start), std::move(indices)});
 }
 
-// A token sees itself and its ancestors: its parent, the parent's parent, ... parents[j] < j, or -1 for a root. With
-// enter[j] and leave[j] the first number that a walk through the tree gives to a token of j's branch, and the first behind
-// them:  enter[j] <= enter[i] < leave[j].
-// Calls may have fewer tokens than the tree, but none that it does not know.
+// A token sees itself and its ancestors: its parent, the parent's parent, ... parents[j] < j, or -1
+// for a root. A walk through the tree numbers the tokens; enter[j] is the first number in j's
+// branch and leave[j] the first behind it: enter[j] <= enter[i] < leave[j].
+// Calls may have fewer tokens than the tree, but not more.
 //   Miao et al. 2024, "SpecInfer", section 4.2, where the tokens are guesses that a model verifies together
 template <class Real>
 [[nodiscard]] Mask<Real> tree(const std::vector<Index>& parents, Align align = Align::top_left) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A function of positions in a call of one sequence out of several: it is told that sequence's number as its batch.
+// A function of positions in a call of one sequence out of several: the function is given that
+// sequence's number as its batch.
 
 #include <heed/mask/classify.hpp>
 
@@ -29,7 +30,7 @@ class SequencePairs final : public PairFunction {
   Index sequence_;
 };
 
-// Batch 0 of a call is `sequence` of so many.
+// Passes batch 0 of a call to the rule as batch `sequence` of `batch`.
 class SequenceRule final : public AskedRule {
  public:
   SequenceRule(std::shared_ptr<const PairRule> rule, Index sequence, Index sequences)

@@ -14,8 +14,8 @@
 // other parts of the mask hide. Numbers per token come in as TokenValues.
 //
 // Before a call all pairs are asked for once, and tiles that are hidden are then skipped. BlockMask (mask/block_mask.hpp)
-// does so once for many calls. What batches or heads have in common is asked for once: where the function does not read
-// b, of all batches; where it does not read h, of all heads.
+// does so once for many calls. The answers serve all batches where the function does not read b,
+// and all heads where it does not read h.
 
 #include <heed/mask/classify.hpp>
 #include <heed/mask/mask.hpp>
@@ -30,7 +30,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The number of a batch or head, which tells when it is read.
+// The number of a batch or head; it notes when the function reads it.
 class BatchOrHead {
  public:
   BatchOrHead(Index number, bool& read) : number_(number), read_(&read) {}
@@ -45,18 +45,18 @@ class BatchOrHead {
 };
 
 // Whole numbers per token that a mask's function reads: values(b, at) and values(b, h, at) at a vector of tokens. Throws
-// std::invalid_argument for a batch, head or token that has none; since all pairs of a mask are asked for before a call,
-// it does so then.
+// std::invalid_argument for a batch, head or token that has none; since all pairs of a mask are
+// asked for before a call, it throws then.
 class TokenValues {
  public:
-  // (batch or 1, heads or 1, 1, tokens); memory of the caller.
+  // values has shape (batch or 1, heads or 1, 1, tokens); the memory stays the caller's.
   explicit TokenValues(const TensorView<const std::int32_t>& values) : values_(values) {
     const Shape& s = values.shape();
     require(s.len == 1, "TokenValues: values have shape ", s, ", len must be 1; dim counts tokens");
     require(!values.has_elements() || values.data() != nullptr,
             "TokenValues: values have a null pointer and shape ", s);
   }
-  // One per batch and token; with batch 1 they serve all batches.
+  // One number per batch and token; with batch 1 they serve all batches.
   explicit TokenValues(std::vector<Index> numbers, Index batch = 1) {
     require(batch > 0 && Index(numbers.size()) % batch == 0, "TokenValues: ", numbers.size(),
             " values are no whole number of tokens for ", batch, " batches");
@@ -79,7 +79,7 @@ class TokenValues {
     const Positions batch = inside(b, s.batch, "batch", s.batch == 1),
                     head = inside(h, s.heads, "head", s.heads == 1),
                     token = inside(at, s.dim, "token", false);
-    // One row, as always where b and h are those that the function was given?
+    // All lanes read one row when b and h are those that the function was given.
     if (((batch != batch.lane(0)) | (head != head.lane(0))).bits() == 0)
       return gather(values_.row(batch.lane(0), head.lane(0), 0), token);
     Positions values;
@@ -117,7 +117,7 @@ class VisiblePairs final : public PairFunction {
       ask({0, 0, 0, 1, 0, 1}, word, reads_batch_, reads_head_);
   }
   void fill(const PairBlock& at, std::uint64_t* words) const override {
-    bool batch, head;  // stay in registers, and are forgotten
+    bool batch, head;  // ask() keeps them in registers; nothing reads them here
     ask(at, words, batch, head);
   }
   [[nodiscard]] bool depends_on_batch() const override { return reads_batch_; }
@@ -147,12 +147,12 @@ class VisiblePairs final : public PairFunction {
   bool reads_batch_ = false, reads_head_ = false;
 };
 
-// What a function that is made for some sizes asks of a call; -1 where any will do.
+// The sizes that a function requires of a call; -1 where any size will do.
 struct AskedSizes {
   const char* name = "the mask";  // in error texts
-  Index length = -1;              // of both axes
-  Index lengths = -1;             // numbers that it has, 1 or one per batch
-  Index tokens = -1;              // that it knows, of queries and keys
+  Index length = -1;              // length of both axes
+  Index lengths = -1;             // count of the function's numbers: 1, or one per batch
+  Index tokens = -1;              // most queries and keys that the function knows
 };
 
 template <class F>
@@ -202,7 +202,7 @@ class VisibleRule final : public AskedRule {
   AskedSizes sizes_;
 };
 
-// A function that is made for calls of some sizes.
+// A mask from a function that is made for calls of certain sizes.
 template <class F>
 [[nodiscard]] std::shared_ptr<const PairRule> visible_rule(F f, Align align, AskedSizes sizes) {
   return std::make_shared<const VisibleRule<F>>(std::move(f), align, 0, sizes);

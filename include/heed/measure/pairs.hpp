@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Visits the visible pairs of queries and keys as a score sees them, in the engine's tiles: what reports measure of
-// pairs, without a matrix of len_q x len_kv.
+// Visits the visible pairs of queries and keys as a score sees them, in the engine's tiles, for
+// reports that measure pairs without a matrix of len_q x len_kv.
 //
 // Order  Units of work are handed out to the threads. Each is one panel of queries of one head against all keys, and
 //        visits its pairs in the same order whichever thread takes it: sums per unit, added up in the order of the
@@ -20,13 +20,13 @@ inline namespace HEED_ABI {
 template <class Score, class Real>
 struct VisitedPairs {
   Index unit, batch, head;
-  Index query, queries;  // the first query, and how many there are
+  Index query, queries;  // the first query, and their number
   Index key;
   const PairOf<Score, Pack<Real>>& pair;
   const ScalarsOf<Score, Pack<Real>>& scalars;
   Pack<Real> marks;  // -infinity where a pair is hidden, else 0
 
-  // f(lane) for each visible pair; its query is query + lane.
+  // Calls f(lane) for each visible pair; its query is query + lane.
   template <class F>
   void for_each_visible(F&& f) const {
     for (Index lane = 0; lane < queries; ++lane)
@@ -60,7 +60,7 @@ class PairWalk {
     return c_.geometry.batch * c_.geometry.heads * c_.plan.panels;
   }
 
-  // visit(VisitedPairs) for every vector of queries and every key that one of them may see.
+  // Calls visit(VisitedPairs) for every vector of queries and every key that one of them may see.
   template <class Visit>
   void run(int threads, Visit&& visit) {
     keys_.build(threads);

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What adaptive resonance does to a pair of query and key tensors, made visible.
+// Measures adaptive resonance between a query tensor and a key tensor.
 //
 //   resonance_map         r_ij of every pair, 0 where the mask hides it
-//   resonance_statistics  per head: the share of visible pairs that cross the vigilance,
+//   resonance_statistics  per head: the fraction of visible pairs that cross the vigilance,
 //                         Pr[c' > rho], and the mean of r; without a (len_q, len_kv) matrix
 //
 // Shapes   query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk),
 //          map (batch, heads, len_q, len_kv)
-// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number
-//          that the gate compares with rho. For the static gate, and no other, the pairs that cross
-//          are those of r > 1/2 (ops/dar/gate.hpp).
+// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares
+//          with rho. For the static gate, and no other, the pairs that cross are those with r > 1/2 (ops/dar/gate.hpp).
 //          The statistics have the same bits for any number of threads.
 // Errors   std::invalid_argument on sizes that do not fit.
 // Source   "Attention with Differentiable Adaptive Resonance", section 9.
@@ -37,7 +36,7 @@ struct ResonanceStatistics {
 
 namespace detail {
 
-// The sizes of a call; throws when they do not fit.
+// The sizes of a call; throws if the arguments do not fit.
 template <class Real>
 [[nodiscard]] Geometry resonance_geometry(const TensorView<const Real>& query,
                                           const TensorView<const Real>& key, const char* where) {
@@ -61,8 +60,8 @@ template <class Real>
           .dim_v = q.dim};
 }
 
-// The rows of a tensor, giant ones brought down by a power of two: a cosine does not change, and products of such rows
-// overflow no more. Rows below the edge, or with numbers that are not finite, stay as they are.
+// The rows of a tensor, giant rows scaled down by a power of two: a cosine does not change, and products of such rows no
+// longer overflow. Rows below the edge, and rows with numbers that are not finite, do not change.
 template <class Real>
 class TamedRows {
  public:
@@ -103,7 +102,8 @@ struct ResonanceSums {
   Index crossings = 0, pairs = 0;
 };
 
-// Adds up units in their order, whoever computed them; `panels` of them stand side by side for each head of a batch.
+// Adds up units in their order, whichever thread computed them; `panels` of them stand side by side
+// for each head of a batch.
 [[nodiscard]] inline ResonanceStatistics total_per_head(const std::vector<ResonanceSums>& units,
                                                         const Geometry& g) {
   ResonanceStatistics result;
@@ -163,7 +163,7 @@ void resonance_map(const Op& op, std::type_identity_t<TensorView<const Real>> qu
   });
 }
 
-// How often, and how much, each head resonates.
+// Computes how often, and how much, each head resonates.
 template <ResonantOp Op, class Real = typename Op::Scalar>
 [[nodiscard]] ResonanceStatistics resonance_statistics(
     const Op& op, std::type_identity_t<TensorView<const Real>> query,

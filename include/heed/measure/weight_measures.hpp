@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What measure_weights() (measure/weights.hpp) is asked for and what it returns.
+// Arguments and results of measure_weights() (measure/weights.hpp).
 
 #include <heed/mask/mask.hpp>
 
@@ -24,16 +24,16 @@ struct KeySet {
   std::vector<std::vector<KeyRange>> ranges;
 };
 
-// What is measured of each row of weights.
+// The measures asked for.
 struct WeightRequest {
-  Index links = 1;  // largest weights of a row that are kept, at least 1
+  Index links = 1;  // number of largest weights of a row that are kept, at least 1
   std::vector<KeySet> sets = {};
 };
 
 // A row is query i of head h in sequence b and stands at row(b, h, i).
 struct WeightMeasures {
   Index batch = 0, heads = 0, len_q = 0;
-  Index links_per_row = 0;        // as asked for, but no more than there are keys, and at least 1
+  Index links_per_row = 0;  // the number asked for, but at most the number of keys, and at least 1
   std::vector<double> entropy;    // [row], of |w| / sum |w|, in nats
   std::vector<double> total;      // [row], sum of w: 1 for a softmax
   std::vector<double> size;       // [row], sum of |w|

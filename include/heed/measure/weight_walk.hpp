@@ -3,7 +3,7 @@
 
 // The walk behind measure_weights() (measure/weights.hpp): panels of queries over tiles of keys, as in forward.
 //
-//   streaming normaliser   per tile: scores -> weights, by the states that forward has saved; the tile is measured
+//   streaming normaliser   per tile: scores -> weights, by the states that forward saved; then the tile is measured
 //   row normaliser         all tiles: scores; once: scores -> weights; part by part the row is measured
 //
 // Parallel over the panels of all heads. A panel is measured the same way by whichever thread takes it, and no number is
@@ -55,7 +55,7 @@ class OrderedKeys {
   }
 
   [[nodiscard]] bool per_query() const { return per_query_; }
-  // Those of query i of sequence b.
+  // The ranges of query i of sequence b.
   [[nodiscard]] const std::vector<KeyRange>& of(Index b, Index i) const {
     return lists_[std::size_t(per_query_ ? b * g_.len_q + i : per_sequence_ ? b : 0)];
   }
@@ -66,8 +66,8 @@ class OrderedKeys {
   bool per_query_ = false, per_sequence_ = false;
 };
 
-// What is known of the rows of a panel so far, a number per lane. Sums of up to kBlock keys are Reals, sums of these are
-// doubles.
+// Sums over the keys of a panel's rows so far, a number per lane. Sums of up to kBlock keys are
+// Reals, sums of these are doubles.
 template <class Real>
 class RowSums {
  public:
@@ -89,9 +89,9 @@ class RowSums {
       sums[std::size_t(v * kLanes<Real> + lane)] += double(terms.lane(lane));
   }
 
-  std::vector<double> total, size;               // of w, of |w|
-  std::vector<double> logs, reach;               // of |w| log |w|, of |w| |p - j|
-  std::vector<std::vector<double>> mass, share;  // [set], of w, of |w|
+  std::vector<double> total, size;               // sums of w, of |w|
+  std::vector<double> logs, reach;               // sums of |w| log |w|, of |w| |p - j|
+  std::vector<std::vector<double>> mass, share;  // [set], sums of w, of |w|
 };
 
 template <class Real>
@@ -99,7 +99,7 @@ class WeightWorker {
  public:
   using Context = CallContext<Real>;
 
-  // saved: of a streaming normaliser's forward(); row normalisers need none.
+  // saved: the result of forward() for a streaming normaliser; row normalisers need none.
   WeightWorker(const Context& c, const Saved<Real>* saved, const std::vector<OrderedKeys>& sets,
                WeightMeasures& to, Scratch<Real>& scratch)
       : traits_(c.op.normaliser.traits),
@@ -150,7 +150,7 @@ class WeightWorker {
     return {t * c_.plan.tile, std::min((t + 1) * c_.plan.tile, c_.geometry.len_kv)};
   }
 
-  // Invariant, behind each tile: sums_ and the links of the rows are those of all keys so far.
+  // Invariant, behind each tile: sums_ and the links of the rows cover all keys so far.
   void measure_streaming() {
     const NormaliserTiles<Real>& normaliser = c_.op.normaliser;
     for (int v = 0; v < c_.plan.vectors; ++v) normaliser.begin(panel_.queries(v), v, states_);
@@ -169,7 +169,7 @@ class WeightWorker {
       fill_skipped(at, c_.plan.vectors, scores, Real(0));
       note(scores, at.key);
     }
-    // A row whose sum forward has found to be NaN: all its visible scores are -infinity, say.
+    // Finds the rows whose sum forward found to be NaN, for example because all visible scores are -infinity.
     for (std::size_t i = 0; i < nan_.size(); ++i) nan_[i] = std::isnan(factors_[i]);
   }
   // Scores of a tile become weights. The normaliser adds their sums to a copy of the states.
@@ -218,7 +218,7 @@ class WeightWorker {
     }
   }
 
-  // Takes notice of the weights of keys first, first + 1, ...
+  // Adds the weights of keys first, first + 1, ... to the sums, and links them.
   void note(const LaneTile<Real>& weights, Index first) {
     for (int v = 0; v * kWidth < panel_.place.rows; ++v)
       for (Index j = 0; j < weights.rows; j += RowSums<Real>::kBlock)
@@ -232,7 +232,7 @@ class WeightWorker {
   void note_block(const LaneTile<Real>& weights, int v, Index first, const KeyRange& keys) {
     const Index from = v * kWidth;
     const P zero = Real(0);
-    // Of key `first` from each query; distances are exact up to 2^24 tokens in float.
+    // Distance of key `first` from each query; distances are exact up to 2^24 tokens in float.
     const P origin =
         P::iota() + Real(c_.geometry.query_position(panel_.place.query + from) - first);
     P total = zero, size = zero, logs = zero, reach = zero, top = zero;
@@ -240,7 +240,7 @@ class WeightWorker {
       const P w = weights.load(j, v), a = math::absolute(w);
       total += w;
       size += a;
-      // math::log() asks the C library lane by lane. Here a is 0 or of ordinary size, or too small to count.
+      // math::log() calls the C library lane by lane. Here a is 0 or of ordinary size, or too small to count.
       const Scientific<Real> parts(a);
       logs += a * log_of(parts.exponent, parts.mantissa - Real(1));
       reach += a * math::absolute(origin - Real(j));
@@ -252,7 +252,7 @@ class WeightWorker {
     RowSums<Real>::add(sums_.reach, v, reach);
     if (any_lane(top > P::load(least_ + from))) link_block(weights, v, first, keys);
   }
-  // The links among these keys. Few blocks of a long row have any.
+  // Links the keys of a block. Few blocks of a long row have any links.
   [[gnu::noinline]] void link_block(const LaneTile<Real>& weights, int v, Index first,
                                     const KeyRange& keys) {
     for (Index j = keys.begin; j < keys.end; ++j) {
@@ -262,7 +262,7 @@ class WeightWorker {
   }
 
   // Puts key `key` among the links of the queries of vector v that give it more than their last link has. Keys arrive in
-  // their order, so that of equal weights the earlier key stays in front.
+  // their order, so that among equal weights the earlier key stays in front.
   void link(int v, Index key, P weights) {
     for (Index lane = 0; lane < kWidth; ++lane) {
       const Index i = v * kWidth + lane;
@@ -278,7 +278,7 @@ class WeightWorker {
     }
   }
 
-  // body(keys) for the parts of a tile, counted from its first key, that the ranges cover, kBlock keys at a time.
+  // Calls body(keys) for the parts of a tile, counted from its first key, that the ranges cover, kBlock keys at a time.
   template <class Body>
   static void for_covered(const std::vector<KeyRange>& ranges, Index first, Index count,
                           Body&& body) {
@@ -289,7 +289,7 @@ class WeightWorker {
         body(KeyRange{j, std::min(j + RowSums<Real>::kBlock, end)});
     }
   }
-  // All queries of the panel have the same keys.
+  // Adds to the sums of a set whose keys are the same for all queries of the panel.
   void note_mass(const LaneTile<Real>& weights, Index first, std::size_t set) {
     const auto& ranges = sets_[set].of(panel_.place.batch, panel_.place.query);
     for_covered(ranges, first, weights.rows, [&](const KeyRange& keys) {
@@ -315,12 +315,12 @@ class WeightWorker {
     });
   }
 
-  // The measures of query i of the panel, all of whose keys were seen. With p = |w| / A and A = sum |w|,
+  // Writes the measures of query i of the panel, after all keys. With p = |w| / A and A = sum |w|,
   // -sum p log p = log A - (sum |w| log |w|) / A.
   void write(Index i) {
     const auto lane = std::size_t(i), row = std::size_t(panel_.first_row() + i);
     const double size = sums_.size[lane];
-    if (nan_[lane] || !std::isfinite(size)) return spoil(row);
+    if (nan_[lane] || !std::isfinite(size)) return make_nan(row);
     to_.size[row] = size;
     to_.total[row] = sums_.total[lane];
     const bool any = size > 0;
@@ -331,8 +331,8 @@ class WeightWorker {
       to_.share[s][row] = any ? std::min(1.0, sums_.share[s][lane] / size) : 0.0;
     }
   }
-  // The row has a weight that is not finite.
-  void spoil(std::size_t row) {
+  // Makes the measures of a row NaN: one of its weights is not finite.
+  void make_nan(std::size_t row) {
     constexpr double nan = std::numeric_limits<double>::quiet_NaN();
     for (auto* numbers : {&to_.entropy, &to_.total, &to_.size, &to_.distance})
       (*numbers)[row] = nan;
@@ -344,7 +344,7 @@ class WeightWorker {
 
   const NormaliserTraits& traits_;
   MixedTile mixed_;
-  Context c_;  // the call's, but for mixed_
+  Context c_;  // a copy of the call's context, with mixed_
   const Saved<Real>* saved_;
   const std::vector<OrderedKeys>& sets_;
   WeightMeasures& to_;

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which keys a query reads: numbers of each row of attention weights, of every op and head, without a matrix of
-// len_q x len_kv.
+// Measures which keys a query reads: numbers of each row of attention weights, for every op and
+// head, without a matrix of len_q x len_kv.
 //
 //   forward(op, in, mask, out, &saved);
 //   WeightMeasures read = measure_weights(op, in, mask, saved, {.links = 3});
 //   read.links_of(read.row(b, h, i))[0].key      // the key that query i of head h in sequence b weighs most
 //
-// A weight w_ij is what value j enters row i with, before the readout and before dropout: mixed_i = sum_j w_ij v_j. So it is
+// A weight w_ij is the factor of value j in row i, before the readout and before dropout: mixed_i =
+// sum_j w_ij v_j. Hence it is
 //
-//   softmax, DAR, prototypes, dialectical, gates    the softmax; what a readout makes of the row comes behind it
+//   softmax, DAR, prototypes, dialectical, gates    the softmax; the readout comes behind it
 //   differential                                    softmax_1 - lambda softmax_2, which may be negative
 //   ODE                                             the row after its last step
-//   normalisers of one's own                        what they make of the row
+//   your own normalisers                            the weights that they return
 //
 // Measures  of a row, with A = sum_j |w_ij|, which is 1 for a softmax
 //   entropy   -sum_j p_j log p_j of p_j = |w_ij| / A, in nats: 0 where one key has all, log n where n have the same
 //   total     sum_j w_ij, and size, A
 //   distance  sum_j p_j |position of i - j|, in tokens; query 0 stands at Inputs::first_query
-//   links     the keys of largest |w_ij|, other than 0, with w_ij; of equal ones the earlier key comes first. Where a row has
-//             fewer, the rest have key -1 and weight 0
+//   links     the keys of largest |w_ij|, other than 0, with w_ij; among equal ones the earlier key
+//             comes first. If a row has fewer, the rest have key -1 and weight 0
 //   mass      sum of w_ij over the keys of a KeySet; share, the sum of their p_j
 // Shapes    rows are (batch, heads, len_q), in this order
-// Bounds    what the mask hides has weight 0 whatever it holds, and is no link. A row without a weight other than 0, one
-//           that sees no key, say, has measures 0. A row with a weight that is not finite, and one that forward() makes NaN,
-//           has measures NaN and links without keys; other rows do not notice. Weights are those of forward() up to rounding.
-//           The same bits for any number of threads.
+// Bounds    a pair that the mask hides has weight 0 whatever it holds, and is no link. A row whose weights are all 0, for
+//           example one that sees no key, has measures 0. A row with a weight that is not finite, and a row that forward()
+//           makes NaN, has measures NaN and links without keys; other rows are not affected. Weights are those of forward()
+//           up to rounding. Bits do not depend on the number of threads.
 // Errors    std::invalid_argument where the arguments do not fit, or where `saved` is of another call; std::bad_alloc
 // Memory    O(len_q (links + sets)) for the results, and what forward() has per thread
 // Cost      the scores of forward(), one logarithm a pair, and no product with the values: 1.0 to 1.3 times forward() with up
@@ -99,7 +100,7 @@ template <class Real>
   run_workers(workers, [&](int) {
     Scratch<Real> scratch(elements);
     Worker worker(c, saved, sets, to, scratch);
-    // Longest panels first: under a causal mask the last one.
+    // Longest panels come first: under a causal mask the last one.
     for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
       worker.run(unit / panels / g.heads, unit / panels % g.heads, panels - 1 - unit % panels);
   });
@@ -117,8 +118,8 @@ template <class Op, class Real>
 
 }  // namespace detail
 
-// The measures of the rows of a call; `saved` is that of forward() with the same op, inputs, mask, scale, dropout and
-// precision.
+// The measures of the rows of a call; `saved` comes from forward() with the same op, inputs, mask,
+// scale, dropout and precision.
 template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
 [[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<Real>& in,
                                              const Mask<typename Op::Scalar>& mask,
@@ -128,8 +129,8 @@ template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::
   return detail::open_weights(op, in, mask, &saved, request, options);
 }
 
-// The same without an earlier forward(). Normalisers that stream need one for the states of their rows: it is run here, and
-// what it writes to `out` is forgotten.
+// The same without an earlier forward(). Streaming normalisers need the states of their rows:
+// forward() is run here for them, and its `out` is dropped.
 template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
 [[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<Real>& in,
                                              const Mask<typename Op::Scalar>& mask = {},
@@ -149,7 +150,7 @@ template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::
   }
 }
 
-// For calls that do not fit (engine/mistakes.hpp).
+// Overloads for calls that do not fit (engine/mistakes.hpp).
 template <class Op>
 WeightMeasures measure_weights(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
                                const detail::Given<Op, detail::MaskArgument>& mask,

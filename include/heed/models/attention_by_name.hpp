@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run
-// time. Every variant gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has
-// one, c_proj with bias; and learns its op's parameters, which keep_in_range() keeps inside of their bounds.
-// Beside them stand layers that are no variant by themselves: controls, and variants with more than an op.
+// Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run time. Every variant
+// gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has one, and c_proj with bias. It learns
+// its op's parameters; keep_in_range() keeps them within their bounds. The list also has layers that are no variant by
+// themselves: controls, and variants with more than an op.
 
 #include <heed/nn/attention_layers.hpp>
 #include <heed/nn/ponder_attention.hpp>
@@ -29,8 +29,8 @@ inline constexpr const char* kPrototypeArt = "prototype-art";
 inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 // The dialectical recursion, 6 steps at most, that halts by learnt probabilities; set_ponder() makes steps cost something.
 inline constexpr const char* kDialecticalAct = "dialectical-act";
-// PonderNet around the same recursion, 6 steps at most, for the last block of a model alone. Of the model of this name the
-// other blocks have the dialectical layer of the list: see name_in_block().
+// PonderNet around the same recursion, 6 steps at most, for the last block of a model alone. The
+// other blocks of a model of this name have the list's dialectical layer: see name_in_block().
 inline constexpr const char* kDialecticalPonderNet = "dialectical-pondernet";
 
 // The name of the attention of block `layer` (from 0) of the `depth` blocks of the model `name`.
@@ -125,7 +125,7 @@ template <class Op>
 [[nodiscard]] inline std::vector<std::string> attention_names() { return variant_names(); }
 
 // The causal layer `name` for layer `layer` (from 0) of a model, with `prototypes` prototypes per head where
-// it has any. Throws for a name that is in neither list.
+// it has any. Throws for an unknown name.
 template <class Real>
 [[nodiscard]] std::unique_ptr<AttentionLayer<Real>> attention_by_name(const std::string& name,
                                                                       Index width, Index heads,

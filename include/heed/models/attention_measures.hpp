@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures of an attention layer's last forward pass for reports: means over heads and tokens. They are computed
-// in double by the slow twin, too slow for training loops. Those of rows and pairs can be had of some tokens alone, as
-// queries; prototypes_in_use then counts what these tokens are as keys.
+// Measures of an attention layer's last forward pass for reports: means over heads and tokens. They are computed in double
+// by the reference, too slow for training loops. Measures of rows and pairs can be restricted to some tokens, taken as
+// queries; prototypes_in_use then counts the prototypes of these tokens taken as keys.
 //
-//   every op           the diagnostics that the op reports per row (ProjectedAttention::diagnostics), and the share
-//                      of rows that took 1, 2, ... steps
-//   pair measures      Score::measure() of visible pairs: mean resonance, and the share of pairs whose gate input
-//                      crosses the vigilance (ops/dar/gate.hpp)
+//   every op           the diagnostics that the op reports per row (ProjectedAttention::diagnostics), and the fraction of
+//                      rows that took 1, 2, ... steps
+//   pair measures      Score::measure() of visible pairs: mean resonance, and the fraction of pairs
+//                      whose gate input crosses the vigilance (ops/dar/gate.hpp)
 //   lambda             factor of the second softmax of a differential op, mean over heads and rows
 //   mean_gate          mean gate of a gated readout, in (0, 1)
 //   intent_distance    |W_I - P W_I| / |W_I|, P the projection onto the rows of W_Q, W_K and W_V of the same
@@ -30,7 +30,7 @@ namespace nn {
 
 using Measure = std::pair<std::string, double>;
 
-// Which tokens are measured: (batch, len) numbers, sequence by sequence, that are not 0 for those; all where it is empty.
+// The tokens that are measured: (batch, len) numbers, sequence by sequence, not 0 for a chosen token; empty for all tokens.
 struct ChosenTokens {
   std::span<const char> marks = {};
   Index len = 0;
@@ -39,7 +39,7 @@ struct ChosenTokens {
   [[nodiscard]] bool operator()(Index b, Index t) const {
     return marks.empty() || marks[std::size_t(b * len + t)] != 0;
   }
-  // How many there are in the first `sequences`.
+  // Number of chosen tokens in the first `sequences`.
   [[nodiscard]] Index count(Index sequences) const {
     Index chosen = 0;
     for (Index b = 0; b < sequences; ++b)
@@ -50,7 +50,7 @@ struct ChosenTokens {
 
 namespace detail {
 
-// The means of what the op reports per row, of the chosen rows.
+// The means over the chosen rows of the numbers that the op reports per row.
 template <class Op>
 [[nodiscard]] std::vector<Measure> row_means(const ProjectedAttention<Op>& layer, Index batch,
                                              const ChosenTokens& chosen) {
@@ -73,7 +73,7 @@ template <class Op>
   return means;
 }
 
-// The first sequences of a layer's last forward pass, as a problem for the slow twin.
+// The first sequences of a layer's last forward pass, as a problem for the reference.
 template <class Op>
 [[nodiscard]] reference::Problem<double> last_problem(const ProjectedAttention<Op>& layer,
                                                       Index batch, Index sequences) {
@@ -178,8 +178,8 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, const Chose
 // The space that a set of rows spans, as orthonormal axes.
 class RowSpace {
  public:
-  // The part of the row that is orthogonal to the space. It is projected twice: what rounding leaves inside of the
-  // space after the first pass goes with the second. A rest that is itself but rounding is 0.
+  // The part of the row that is orthogonal to the space. It is projected twice: the second pass removes the part that
+  // rounding leaves inside the space. A rest that is nothing but rounding becomes 0.
   [[nodiscard]] std::vector<double> outside(std::vector<double> row) const {
     const double whole = dot(row, row);
     for (int pass = 0; pass < 2; ++pass)
@@ -254,7 +254,7 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
   }
 }
 
-// Adds the share of rows that took 1, 2, ... steps, where the op reports its steps.
+// Adds the fractions of rows that took 1, 2, ... steps, if the op reports its steps.
 template <class Op>
 void measure_steps(const ProjectedAttention<Op>& layer, Index batch, Index len,
                    const ChosenTokens& chosen, std::vector<Measure>& to) {
@@ -280,9 +280,9 @@ void measure_steps(const ProjectedAttention<Op>& layer, Index batch, Index len,
 
 }  // namespace detail
 
-// The measures of the layer's last forward(), which had `batch` sequences. Those that look at pairs read only the first
-// `sequences` of them. Of some tokens alone, those measures are left out that belong to no tokens, and all of them where
-// the sequences that are read have none of these tokens.
+// The measures of the layer's last forward(), which had `batch` sequences. Measures of pairs read
+// only the first `sequences` of them. With chosen tokens, measures that belong to no token are left
+// out, and all measures if none of the chosen tokens is in the sequences read.
 template <class Op>
 [[nodiscard]] std::vector<Measure> measures_of(const ProjectedAttention<Op>& layer, Index batch,
                                                Index sequences = 2,

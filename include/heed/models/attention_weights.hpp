@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which tokens the tokens of a model read: the measures of rows of attention weights (measure/weights.hpp) of each layer,
-// behind a forward pass of the model.
+// Measures which tokens the tokens of a model read: the measures of rows of attention weights
+// (measure/weights.hpp) of each layer, after a forward pass of the model.
 //
 //   model.forward(context, batch, ids, logits);
 //   for (auto& block : model.blocks())
@@ -22,7 +22,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Those of the layer's last forward(), which had this context and `batch` sequences.
+// The measures of the layer's last forward(), which had this context and `batch` sequences.
 template <class Op>
 [[nodiscard]] WeightMeasures weights_of(const ProjectedAttention<Op>& layer,
                                         const Context<typename Op::Scalar>& c, Index batch,
@@ -32,8 +32,8 @@ template <class Op>
                          layer.stage.options(c, in.query.shape().len));
 }
 
-// The same of a layer whose variant is known only at run time: one around an op of the list (variants.hpp), with a memory
-// of prototypes, or that ponders. Nothing for other layers.
+// The same for a layer whose variant is known only at run time: a layer around an op of the list
+// (variants.hpp), with a memory of prototypes, or one that ponders. Other layers return nothing.
 template <class Real>
 [[nodiscard]] std::optional<WeightMeasures> weights_of(const AttentionLayer<Real>& layer,
                                                        const Context<Real>& c, Index batch,

@@ -12,16 +12,16 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// A function whose attention(layer) makes the attention of layer 0, 1, ...
+// A function that makes the attention of layer 0, 1, ...
 template <class Real>
 using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<Real>>(Index layer)>;
 
 struct GptOptions {
   Index vocabulary = 0, width = 0, heads = 1, depth = 1, max_len = 0;
-  Index hidden = 0;  // of the MLP; 0: four times the width
+  Index hidden = 0;  // width of the MLP; 0: four times the width
   bool tied = true;
-  double dropout = 0;            // of the embeddings and of what each block adds
-  double attention_dropout = 0;  // of the attention's weights
+  double dropout = 0;            // rate for the embeddings and for what each block adds
+  double attention_dropout = 0;  // rate for the attention's weights
   NormKind norm = NormKind::layer;
   bool mlp_bias = true;
   Activation activation = Activation::gelu_erf;

@@ -14,10 +14,10 @@
 //             per head, which are parameters of three extents
 //
 // A norm gives rows of length sqrt(width), and scores q k / sqrt(dim) of such rows have the deviation width s^2: 1 with
-// fan-in, 0.026 with gpt2 and a width of 64. There attention begins as the mean of all keys, the gradient of what it
-// should read is as small, and heads of two layers that need each other, as in associative recall, do not come about in
-// thousands of steps (bench/RESULTS.md, "Associative recall"). GPT-2 is 768 to 1,600 wide, where 1 / sqrt(columns) is
-// 0.036 to 0.025.
+// fan-in, 0.026 with gpt2 and a width of 64. With gpt2 and small widths attention begins as the mean of all keys, the
+// gradient towards the right keys is as small, and heads of two layers that need each other, as in associative recall, do
+// not form within thousands of steps (bench/RESULTS.md, "Associative recall"). GPT-2 is 768 to 1,600 wide, where 1 /
+// sqrt(columns) is 0.036 to 0.025.
 //
 // Source  Radford et al. 2019 (GPT-2); LeCun et al. 1998, "Efficient BackProp", section 4.6 (fan-in).
 

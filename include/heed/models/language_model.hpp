@@ -33,8 +33,8 @@ struct LanguageModelOptions {
   bool tied = true;   // the head is the embedding
   bool head_bias = false;
   std::optional<NormKind> final_norm = NormKind::layer;
-  double dropout = 0;            // of the embeddings
-  double attention_dropout = 0;  // of the weights of all blocks; 0 leaves each as it is
+  double dropout = 0;            // rate for the embeddings
+  double attention_dropout = 0;  // rate for the weights of all blocks; 0 keeps the rate of each
 
   std::string embedding = "embed", position = "pos_emb.weight", blocks = "blocks", norm = "ln_f",
               head = "lm_head";
@@ -86,30 +86,31 @@ class LanguageModel {
     head(c, hidden(), logits);
   }
 
-  // Does the last block's attention learn from the loss of each of its steps?
+  // True if the last block's attention learns from the loss of each of its steps.
   [[nodiscard]] bool scores_steps() const {
     return !blocks_.empty() && blocks_.back().attention().scored_steps() > 1;
   }
-  // May steps have a cost? Those of a last block whose steps are scored, or else those of all blocks.
+  // True if steps may have a cost: steps of the last block if these are scored, else steps of all blocks.
   [[nodiscard]] bool counts_steps() const {
     if (scores_steps()) return blocks_.back().attention().counts_steps();
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().counts_steps(); });
   }
-  // From now on gradient() is that of loss() + ponder_cost(): `weight` times the mean of the steps that each block's
-  // attention takes, over heads and tokens, summed over the blocks. Throws where a block counts no steps. Where the last
-  // block's steps are scored, `weight` is the beta of its prior (nn/ponder_attention.hpp), and that of no other block.
+  // Sets the cost of steps: gradient() becomes that of loss() + ponder_cost(), which is `weight`
+  // times the mean of the steps that each block's attention takes, over heads and tokens, summed
+  // over the blocks. Throws if a block counts no steps. If the last block's steps are scored,
+  // `weight` is the beta of its prior (nn/ponder_attention.hpp), and of no other block.
   void set_ponder(double weight) {
     if (scores_steps()) return blocks_.back().attention().set_ponder(weight);
     for (TransformerBlock<Real>& block : blocks_) block.attention().set_ponder(weight);
   }
-  // The prior of the steps of the last block. Throws where these are not scored.
+  // Sets the prior of the steps of the last block. Throws if these are not scored.
   void set_ponder_prior(double prior) {
     require(scores_steps(), "LanguageModel::set_ponder_prior: the prior is ", prior,
             ", the last block's steps are not scored, it has none");
     blocks_.back().attention().set_ponder_prior(prior);
   }
-  // Of the last pass; 0 outside of training where the last block's steps are scored.
+  // The cost of steps in the last pass; outside of training 0 if the last block's steps are scored.
   [[nodiscard]] double ponder_cost() const {
     double sum = 0;
     for (const TransformerBlock<Real>& block : blocks_) sum += block.attention().ponder_cost();
@@ -128,9 +129,9 @@ class LanguageModel {
     return run_head(c, targets, false, likeliest);
   }
 
-  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights. Of a part of a batch
-  // (c.part), and of the tokens that a rank has of it (c.spread), it returns and adds this part's share: the shares of all
-  // parts and ranks add up to loss and gradient of the batch.
+  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights. For a part of a
+  // batch (c.part), and for the tokens that a rank has of it (c.spread), it returns and adds the part's share: the shares
+  // of all parts and ranks add up to loss and gradient of the batch.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     require(c.training || !scores_steps(),
@@ -157,7 +158,7 @@ class LanguageModel {
     return loss;
   }
 
-  // May forward(), loss() and gradient() be given packed sequences, by Context::packed and a batch of 1?
+  // True if forward(), loss() and gradient() take packed sequences, by Context::packed and a batch of 1.
   [[nodiscard]] bool takes_packed() const {
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().takes_packed(); });
@@ -257,7 +258,7 @@ class LanguageModel {
     apply_dropout(c, options_.dropout, 0, h, h);
   }
 
-  // Throws where the rows are not those of a rank.
+  // Throws unless the rows are those of a rank.
   void require_spread(const Context<Real>& c, Index batch, Index tokens) const {
     require(
         c.packed == nullptr,
@@ -313,7 +314,7 @@ class LanguageModel {
              MatrixView<Real>(embedding_.weight.grad.data(), words, width), Into::add);
   }
 
-  // Throws where a token has an answer for each step.
+  // Throws if each token has an answer for every step.
   void require_one_answer(const Context<Real>& c, const char* where) const {
     require(!c.training || !scores_steps(), "LanguageModel::", where,
             ": the context is training, where the last block has an answer for each of its ",
@@ -344,8 +345,8 @@ class LanguageModel {
     return loss;
   }
 
-  // The head on as many rows as there are targets, from row `above` on. Where steps are scored, the loss of each row counts
-  // by its share and is written to step_losses_.
+  // Runs the head on as many rows as there are targets, from row `above` on. Where steps are
+  // scored, the loss of each row counts by its share and is written to step_losses_.
   [[nodiscard]] double run_head_rows(Context<Real>& c, std::span<const Index> targets,
                                      Index counted, Index above, bool backward,
                                      std::span<Index> likeliest) {
@@ -381,8 +382,8 @@ class LanguageModel {
     return sum;
   }
 
-  // p times the losses of rows, from row `first` of all on, over the number of targets; the rows' dlogits become p times
-  // what they are.
+  // p times the losses of rows, from row `first` of all on, divided by the number of targets; the
+  // rows' dlogits are multiplied by p.
   [[nodiscard]] double weigh_steps(Context<Real>& c, std::span<const Real> losses, Index first,
                                    Index counted, const MatrixView<Real>& dlogits) const {
     const Real* p = blocks_.back().attention().step_shares().data() + first;
@@ -415,7 +416,7 @@ class LanguageModel {
   std::optional<Linear<Real>> head_;
   std::vector<Matrix<Real>> activations_;  // before each block, and after the last
   Matrix<Real> normed_, logits_, dhidden_;
-  std::vector<Real> step_losses_;  // of each step and token, where steps are scored
+  std::vector<Real> step_losses_;  // loss of each step and token, where steps are scored
 };
 
 }  // namespace nn

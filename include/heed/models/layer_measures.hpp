@@ -11,8 +11,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// The measures (models/attention_measures.hpp) of a layer around an op of the list, and with a memory of prototypes also
-// its diagnostics. Of any other layer only the diagnostics, and of some of its tokens those that it has of each.
+// The measures (models/attention_measures.hpp) of a layer around an op of the list; if it has a memory of prototypes, also
+// its diagnostics. Any other layer has only its diagnostics, and for chosen tokens its diagnostics per token.
 template <class Real>
 [[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<Real>& layer, Index batch,
                                                Index sequences = 2,

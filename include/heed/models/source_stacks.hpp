@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The language models of two sources whose frame is not GPT-2's.
+// The language models of two sources that do not use GPT-2's frame.
 //
 //   QKVI   x1 = x + c_proj(sigma(i) o attention(rope(norm(q)), rope(norm(k)), v))    of rms(x)
 //          y  = x1 + W2 gelu(W1 rms(x1))

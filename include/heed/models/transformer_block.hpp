@@ -64,14 +64,14 @@ class TransformerBlock {
         mlp_(std::move(mlp)),
         out_(std::move(out)) {}
 
-  double dropout = 0;        // rate for what attention and MLP add to x
+  double dropout = 0;        // rate for the outputs of attention and MLP
   std::uint64_t stream = 0;  // first of the block's two streams of random numbers
 
   [[nodiscard]] AttentionLayer<Real>& attention() { return *attention_; }
   [[nodiscard]] const AttentionLayer<Real>& attention() const { return *attention_; }
   [[nodiscard]] Mlp<Real>& mlp() { return mlp_; }
 
-  // Rows of y and dy for each row of x: see AttentionLayer::scored_steps().
+  // Number of rows of y and dy per row of x: see AttentionLayer::scored_steps().
   [[nodiscard]] Index rows_per_token(const Context<Real>& c) const {
     return c.training ? attention_->scored_steps() : 1;
   }

@@ -40,7 +40,7 @@ template <class... Parts>
   throw std::runtime_error(heed::detail::sentence(path.string(), ": ", parts...));
 }
 
-// Throws unless the tensor is there in this shape.
+// Throws unless the file has the tensor in this shape.
 inline void require_tensor(const io::SafetensorsIndex& file, const std::filesystem::path& path,
                            const std::string& name, const std::vector<Index>& shape) {
   if (!file.contains(name)) fail_load(path, "there is no tensor ", name);
@@ -48,7 +48,7 @@ inline void require_tensor(const io::SafetensorsIndex& file, const std::filesyst
     fail_load(path, name, " has the shape ", shape_text(file.info(name).shape),
               ", the model needs ", shape_text(shape));
 }
-// The numbers of a tensor that must be there in this shape, in any floating type.
+// The numbers of a tensor of this shape, stored in any floating type. Throws if there is none.
 template <class Real>
 [[nodiscard]] std::vector<Real> tensor_of(const io::Safetensors& file,
                                           const std::filesystem::path& path,
@@ -89,12 +89,12 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
     std::copy(numbers.begin(), numbers.end(), param->data());  // cannot throw
 }
 
-// A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
-// Names may start with "transformer.", and before it with what torch puts around a module: "_orig_mod.", "module.".
+// A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do. Names may start
+// with "transformer.", and before it with torch's prefixes for modules: "_orig_mod.", "module.".
 class Gpt2File {
  public:
-  // check(options) is called with the sizes before a tensor is read, and may refuse the file by throwing. At that
-  // point it is not known whether the head is tied.
+  // check(options) is called with the sizes before a tensor is read, and may refuse the file by
+  // throwing. Whether the head is tied is not yet known.
   using Check = std::function<void(const GptOptions&)>;
 
   explicit Gpt2File(const std::filesystem::path& path, const Check& check = {})
@@ -114,9 +114,9 @@ class Gpt2File {
   [[nodiscard]] const io::Safetensors& file() const { return file_; }
   [[nodiscard]] GptOptions options() const { return options_; }
 
-  // Fills a model that was made with options() and whose attention layers have c_attn and c_proj. Weights that GPT-2
-  // does not have, such as those of an op, stay as they are. Throws where the model has no place for a tensor.
-  // seen(name, numbers) gets what is read, as the file calls and orders it, before the model is filled, and may throw.
+  // Fills a model that was made with options() and whose attention layers have c_attn and c_proj. Weights that GPT-2 does
+  // not have, such as those of an op, stay as they are. Throws if the model has no place for a tensor. seen(name, numbers)
+  // gets each tensor, by the file's name and in the file's order, before the model is filled; it may throw.
   template <class Real>
   void fill(
       LanguageModel<Real>& model,
@@ -165,7 +165,7 @@ class Gpt2File {
     return all;
   }
 
-  // What stands before "wte.weight", and how much of it is before "lm_head.weight", too.
+  // The prefix of "wte.weight", and how much of it is before "lm_head.weight", too.
   struct Prefix {
     std::string whole, outer;
   };
@@ -249,7 +249,7 @@ class Gpt2File {
     return !std::equal(head.begin(), head.end(), embedding.begin(), embedding.end());
   }
 
-  // GPT-2's name of the tensor that heed calls `name`; empty for what GPT-2 does not have.
+  // GPT-2's name of the tensor that heed calls `name`; empty if GPT-2 has no such tensor.
   [[nodiscard]] Source source_of(const std::string& name) const {
     static const std::map<std::string, std::string> whole = {{"embed.weight", "wte.weight"},
                                                              {"pos_emb.weight", "wpe.weight"},
@@ -314,7 +314,7 @@ class Gpt2File {
   static constexpr const char* kHead = "lm_head.weight";  // heed's name, and GPT-2's
 
   std::filesystem::path path_;
-  std::string prefix_, head_;  // these are set while the file is read
+  std::string prefix_, head_;  // set while the file is read
   GptOptions options_;
   std::set<std::string> masks_;
   io::Safetensors file_;

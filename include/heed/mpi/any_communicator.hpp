@@ -29,7 +29,7 @@ class AnyCommunicator {
   };
 
  public:
-  // `comm` must live as long as this.
+  // `comm` must outlive this object.
   template <class Comm>
   explicit AnyCommunicator(const Comm& comm)
       : rank_(comm.rank()),

@@ -9,17 +9,17 @@
 //   heed::mpi::forward(comm, op, in, heed::causal<float>(), {shards}, out, &saved);
 //   heed::mpi::backward(comm, op, in, heed::causal<float>(), {shards}, saved, out, grad_out, grads, &grad_op);
 //
-// Tensors hold the rows of the rank, its pieces one behind the other (mpi/shards.hpp). All that counts tokens counts those of
-// the whole sequence: op, mask, options and first_query are those of the one call, the same on all ranks, and dropout drops the
+// Tensors hold the rows of the rank, its pieces one behind the other (mpi/shards.hpp). Every number of tokens counts the
+// whole sequence: op, mask, options and first_query are those of the one call, the same on all ranks, and dropout drops the
 // pairs that it drops in one process. A boolean mask and a bias are those of the whole call, on each rank.
 //
 //   gather   mpi/gather.hpp: any op; rows of queries have the bits of one process
 //   ring     mpi/ring.hpp: memory O(len / ranks), for ops whose weights are softmaxes over the keys
 //
-// Each call is one that all ranks of the communicator make together, with threads of their own (Options::threads). Before any
-// tensor travels the ranks compare what they were called with: where one of them cannot make the call, or two differ in it,
-// all throw std::invalid_argument with the same sentence. Comm is a Communicator (mpi/communicator.hpp), or whatever has its
-// members.
+// All ranks of the communicator make each call together, with threads of their own
+// (Options::threads). Before any tensor travels the ranks compare their arguments: if one of them
+// cannot make the call, or two differ, all throw std::invalid_argument with the same sentence. Comm
+// is a Communicator (mpi/communicator.hpp), or any class with its members.
 
 #include <heed/mpi/gathered.hpp>
 #include <heed/mpi/ring.hpp>
@@ -57,8 +57,8 @@ struct Ringing {
 
 }  // namespace detail
 
-// The shards of queries begin and end at multiples of this number, or at the end: share_step() of the call, or in the ring of
-// the calls that it is made of. `whole`: the sizes of the whole call.
+// Multiples of this number, and the end, are where shards of queries may begin and end: share_step() of the call, or in the
+// ring that of its single calls. `whole`: the sizes of the whole call.
 template <class Op>
 [[nodiscard]] Index shard_step(const Op& op, const Geometry& whole, Method method = Method::gather,
                                const Options& options = {}) {
@@ -66,7 +66,7 @@ template <class Op>
                                 : share_step(op, whole, options);
 }
 
-// The rows of this rank out of a tensor of all tokens, in the order in which its tensors have them, dense
+// The rows of this rank from a tensor of all tokens, in the order of the rank's tensors, dense
 // (batch, heads, shards.held(rank), dim).
 template <class Element>
 [[nodiscard]] std::vector<std::remove_const_t<Element>> own_rows(const Shards& shards, int rank,
@@ -105,7 +105,7 @@ struct SavedArgument : heed::detail::ArgumentOf<Saved<Real>> {
 
 }  // namespace detail
 
-// heed::forward() of the whole call, of which `out` receives the rank's rows.
+// heed::forward() of the whole call; `out` receives the rank's rows.
 template <class Comm, AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
 void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
              const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
@@ -117,8 +117,8 @@ void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
     detail::forward_by<detail::Gathering>(comm, op, in, mask, sharding, out, saved, options);
 }
 
-// heed::backward() of the whole call. Gradients of queries, keys, values and what belongs to their tokens are written of the
-// rank's rows; those of the bias and of the parameters are those of the whole call, on each rank.
+// heed::backward() of the whole call. Gradients of queries, keys, values and other inputs per token are written for the
+// rank's rows; gradients of the bias and of the parameters are those of the whole call, on each rank.
 template <class Comm, AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
 void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
               const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
@@ -135,7 +135,7 @@ void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
                                            grads, grad_op, options);
 }
 
-// For calls that do not fit (engine/mistakes.hpp).
+// Overloads for calls that do not fit (engine/mistakes.hpp).
 template <class Comm, class Op>
 void forward(const Comm& comm, const Op& op,
              const heed::detail::Given<Op, heed::detail::InputsArgument>& in,
@@ -154,8 +154,8 @@ void backward(const Comm& comm, const Op& op,
               const heed::detail::Given<Op, heed::detail::GradientsArgument>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {});
 
-// The same for gathered calls, with the bits of one process in all gradients: the ranks add to those of keys, values, bias and
-// parameters one after the other, which takes the time of one process (mpi/gather.hpp).
+// The same for gathered calls, with the bits of one process in all gradients: the ranks add to the gradients of keys,
+// values, bias and parameters one after the other, which takes the time of one process (mpi/gather.hpp).
 template <class Comm, AttentionOp Op>
 void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
                        const Mask<typename Op::Scalar>& mask, const Sharding& sharding,

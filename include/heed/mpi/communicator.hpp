@@ -3,11 +3,11 @@
 
 // A communicator of MPI, as heed uses it: bytes from rank to rank, in transfers that run while others compute. It owns
 // nothing: MPI is initialised and finalised by the program, and the communicator, any intracommunicator, is the caller's.
-// What algorithms ask of such a class stands in mpi/messages.hpp.
+// mpi/messages.hpp lists the members that algorithms need of such a class.
 //
-// MPI must allow calls from the thread that makes those of heed (MPI_THREAD_FUNNELED where it is the main one); heed's own
-// threads make none. All messages carry kTag: on the same communicator no message of the program may carry it while a call of
-// heed is at work. While a Communicator lives, errors of its communicator return and become exceptions with MPI's text.
+// MPI must allow calls from the thread that calls heed (MPI_THREAD_FUNNELED for the main thread); heed's own threads make
+// none. All messages carry kTag: on the same communicator no message of the program may carry it while a call of heed is at
+// work. While a Communicator lives, errors of its communicator return and become exceptions with MPI's text.
 
 #include <heed/core/error.hpp>
 #include <heed/mpi/messages.hpp>
@@ -38,7 +38,7 @@ inline void require_success(int error, const char* function) {
                            printable({text, std::size_t(length)}));
 }
 
-// Calls begin(offset, count) for the pieces that a message of so many bytes is sent in, one at least: a count of MPI is an int.
+// Calls begin(offset, count) for the pieces of a message of so many bytes, at least one: MPI counts by int.
 template <class Begin>
 void for_counts(std::size_t bytes, Begin&& begin) {
   constexpr std::size_t most = std::size_t(1) << 30;
@@ -78,7 +78,7 @@ class Communicator {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
-  // Messages on their way. Their memory must outlive it; the destructor waits.
+  // Messages on their way. The memory must outlive this object; the destructor waits.
   class Transfer {
    public:
     Transfer() = default;
@@ -102,7 +102,7 @@ class Communicator {
       detail::require_success(error, "MPI_Waitall");
     }
 
-    // MPI moves large messages on only while it is called.
+    // Lets MPI go on with large messages, which move only while it is called.
     void poke() {
       if (requests_.empty()) return;
       int done = 0;

@@ -4,18 +4,19 @@
 // Context parallelism by gathering: every rank gets the keys and values of all tokens, in their order, and computes its own
 // queries as shares of the whole call (Inputs::share).
 //
-//   forward    all-gather of K and V; out, lse, steps of the own queries: the bits of one process
-//   backward   all-gather of K and V once more; dQ and what else belongs to the own queries: the bits of one process.
-//              dK, dV: a share of all keys on each rank, summed over ranks by the owner of each key, in the order of the ranks;
-//              gradients of parameters and of the mask's bias likewise
+//   forward    all-gather of K and V; out, lse, steps of the rank's queries have the bits of one process
+//   backward   all-gather of K and V once more; dQ and other gradients of the rank's queries have the bits of one process.
+//              dK, dV: each rank computes a term for all keys; the owner of a key sums them over ranks, in the order of the
+//              ranks; gradients of parameters and of the mask's bias likewise
 //
 // backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: only one rank adds to
 // them at a time, in the order of one process. That order goes through the query heads that share a key-value head, and for
-// each of them through the pieces of the queries from the last to the first; whoever has added its piece sends the sums to the
-// rank of the next one. Cost: backward takes the time of one process, and the sums, batch kv_heads len (dim_qk + dim_v)
-// numbers and those of parameters and bias, travel once for each piece (one or two per rank) of each of these heads.
+// each of them through the pieces of the queries from the last to the first; a rank that has added
+// its piece sends the sums to the rank of the next piece. Cost: backward takes the time of one
+// process, and the sums, batch kv_heads len (dim_qk + dim_v) numbers and those of parameters and
+// bias, travel once for each piece (one or two per rank) of each of these heads.
 //
-// Any op, any mask. Where an op's rows depend on all rows of a call (Halting::batch), the rehearsal's reports are gathered.
+// Any op, any mask. If an op's rows depend on all rows of a call (Halting::batch), the rehearsal's reports are gathered.
 //
 // Memory    O(len) per rank for K and V, and for dK and dV in backward; the rest O(len / ranks)
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
@@ -38,7 +39,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
 
-// What backward() needs of forward(): of each piece of the rank's queries.
+// Results of forward() that backward() needs, for each piece of the rank's queries.
 template <class Real>
 struct Saved {
   std::vector<heed::Saved<Real>> pieces;
@@ -68,7 +69,7 @@ template <class Element>
   });
 }
 
-// A tensor of all tokens, stored as those of the ranks are.
+// A tensor of all tokens, stored in the type of the ranks' tensors.
 template <class Real>
 class GatheredRows {
  public:
@@ -102,8 +103,8 @@ class GatheredRows {
   StoredView<const Real> view_;
 };
 
-// A rank's part of a call whose keys are gathered, as far as it knows no op. Functions that are not inlined can be compiled once
-// for all ops (heed/compiled_engine.hpp).
+// A rank's part of a call whose keys are gathered, apart from the op. Functions that are not
+// inlined can be compiled once for all ops (heed/compiled_engine.hpp).
 template <class Real, class Comm>
 class GatherSide {
  public:
@@ -120,7 +121,7 @@ class GatherSide {
         key_inputs_(comm, keys, in.key_inputs) {}
   GatherSide(const GatherSide&) = delete;
 
-  // body(number, tokens, first own row, inputs) for the pieces of the rank.
+  // Called as body(number, tokens, first own row, inputs) for each piece of the rank.
   using OfPiece = std::function<void(std::size_t, const Tokens&, Index, const Inputs<Real>&)>;
   [[gnu::noinline]] void for_pieces(const OfPiece& body) const {
     Index first = 0;
@@ -141,7 +142,7 @@ class GatherSide {
 
   using Forward =
       std::function<void(const Inputs<Real>&, const Outputs<Real>&, heed::Saved<Real>*)>;
-  // Calls heed::forward() by `of_piece` for the pieces of the rank.
+  // Calls heed::forward() through `of_piece` for the pieces of the rank.
   [[gnu::noinline]] void forward(const Forward& of_piece, const Outputs<Real>& out,
                                  Saved<Real>* saved) const {
     if (saved) saved->pieces.assign(queries_.pieces(comm_.rank()).size(), {});
@@ -154,11 +155,12 @@ class GatherSide {
     });
   }
 
-  // The gradients of a piece; of_piece() adds those of the parameters to the numbers.
+  // Writes the gradients of a piece, and adds those of the parameters to the numbers.
   using Backward = std::function<void(const Inputs<Real>&, const heed::Saved<Real>&,
                                       const StoredView<const Real>&, const OutputGradients<Real>&,
                                       const Gradients<Real>&, std::vector<double>&)>;
-  // Calls heed::backward() by `of_piece` for the pieces of the rank. The numbers, which begin with 0, end as those of all ranks.
+  // Calls heed::backward() through `of_piece` for the pieces of the rank. The numbers begin with 0
+  // and end as the sums over all ranks.
   [[gnu::noinline]] void backward(const Backward& of_piece, const Saved<Real>& saved,
                                   const StoredView<const Real>& out,
                                   const OutputGradients<Real>& output, const Gradients<Real>& grads,
@@ -183,7 +185,7 @@ class GatherSide {
     give(of_keys, grads.key);
     give(of_values, grads.value);
     give(of_inputs, grads.key_inputs);
-    // What all ranks have: the bias and the parameters.
+    // Sums over ranks: bias and parameters.
     const std::size_t first_of_bias = parameters.size();
     if (grads.bias.given()) of_bias.append_to(parameters);
     sum_over_ranks(comm_, parameters);
@@ -223,7 +225,7 @@ class GatherSide {
     auto rest = comm_.start({}, receives);
     rest.wait();
   }
-  // Numbers that one rank has, on all ranks, which know how many they are.
+  // Sends numbers of one rank to all ranks, which know how many they are.
   [[nodiscard, gnu::noinline]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
     const auto ranks = std::size_t(comm_.size());
     ByRank<Real> from(ranks), to(ranks);
@@ -248,7 +250,7 @@ class GatherSide {
                     });
   }
 
-  // What an op's rows report, which `own` has of the rank's pieces, of all rows of so many heads.
+  // Gathers the reports of all rows of so many heads; `own` has the reports of the rank's pieces.
   [[nodiscard, gnu::noinline]] heed::Saved<Real> gather_reports(
       const Saved<Real>& own, Index heads, const std::vector<std::string>& names) const {
     heed::Saved<Real> all;
@@ -272,7 +274,7 @@ class GatherSide {
     return all;
   }
 
-  // Gradients of a tensor of all tokens: of one piece of the queries, and their sum over the pieces of the rank.
+  // Gradients of a tensor of all tokens: for the current piece of the queries, and their sum over the pieces of the rank.
   class Sums {
    public:
     Sums(Shape shape, bool wanted) : shape_(shape) {
@@ -314,7 +316,7 @@ class GatherSide {
   GatheredRows<Real> key_, value_, key_inputs_;
 };
 
-// The same of an op's call.
+// The rank's part of a call of an op.
 template <class Op, class Comm>
 class GatherCall : GatherSide<typename Op::Scalar, Comm> {
  public:
@@ -330,7 +332,7 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
     run(settled(), out, saved);
   }
 
-  // The gradients of the parameters are those of all ranks.
+  // The gradients of the parameters are sums over all ranks.
   void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
                 const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
     settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
@@ -356,7 +358,7 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
     });
   }
 
-  // The same, with the bits of one process in all gradients. For ops that read no numbers of tokens.
+  // The same, with the bits of one process in all gradients. For ops that read no inputs per token.
   void backward_in_order(const Saved<Real>& saved, const StoredView<const Real>& out,
                          const OutputGradients<Real>& output, const Gradients<Real>& grads,
                          Op* grad_op) {
@@ -393,7 +395,7 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
       if (!last && stages[s + 1].rank != stage.rank)
         Side::send_state(stages[s + 1].rank, parts(), on.sums);
     }
-    // The last one has all sums.
+    // The last stage's rank has all sums.
     const int root = stages.empty() ? 0 : stages.back().rank;
     const auto give = [&](const typename Side::Sums& of, const StoredView<Real>& to) {
       if (to.given()) Side::give_rows(root, of.of_piece(), copies.write(to));
@@ -431,7 +433,7 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
   using Side::options_;
   using Side::queries_;
 
-  // Who adds when: for each head of a family, the pieces of the queries from the last to the first.
+  // The order in which ranks add: for each head of a family, the pieces of the queries from the last to the first.
   struct Stage {
     Index member;
     Tokens piece;
@@ -475,7 +477,8 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
   }
 
   [[nodiscard]] const Op& settled() const { return settled_ ? *settled_ : op_; }
-  // Of an op whose rows depend on each other: what all rows report, which rehearse(op, reports) finds for those of the rank.
+  // Settles an op whose rows depend on each other: rehearse(op, reports) finds the reports of the
+  // rank's rows, and the reports of all ranks are gathered.
   template <class Rehearse>
   void settle(Rehearse&& rehearse) {
     if constexpr (Op::ReadoutType::rehearses)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// heed::mpi::forward() and backward() (mpi/attention.hpp) by gathering alone: code that has no use for the ring does not
-// compile its kernels.
+// heed::mpi::forward() and backward() (mpi/attention.hpp) by gathering alone: code that does not
+// need the ring does not compile its kernels.
 
 #include <heed/mpi/rank_call.hpp>
 
@@ -33,7 +33,7 @@ struct Gathering {
 
 }  // namespace detail
 
-// forward() with Method::gather, of queries and keys in the same shards.
+// forward() with Method::gather; queries and keys have the same shards.
 template <class Comm, AttentionOp Op>
 void forward_gathered(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
                       const Mask<typename Op::Scalar>& mask, const Shards& shards,

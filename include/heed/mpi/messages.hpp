@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages between ranks, and what is made of them. All of it is a template over the communicator Comm, so that it runs
-// without MPI, too, and asks of one
+// Messages between ranks, and sums and tensors made from them. All functions are templates over the
+// communicator Comm, so that they run without MPI, too. They need its members
 //
 //   rank(), size()            int
 //   start(sends, receives)    begins to send and to receive all of these messages; a Comm::Transfer, whose wait() returns when
@@ -28,7 +28,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
 
-// Bytes for a rank, and room for those of one.
+// Bytes for a rank, and room for bytes of a rank.
 struct Send {
   int to;
   const void* data;
@@ -42,7 +42,7 @@ struct Receive {
 
 namespace detail {
 
-// Numbers for each rank, or of each.
+// Numbers for each rank, or from each rank.
 template <class Number>
 using ByRank = std::vector<std::vector<Number>>;
 
@@ -65,7 +65,7 @@ void exchange(const Comm& comm, const ByRank<Number>& from, ByRank<Number>& to) 
   transfer.wait();
 }
 
-// What every rank says.
+// The values of all ranks.
 template <class Comm>
 [[nodiscard]] std::vector<std::string> all_texts(const Comm& comm, const std::string& own) {
   const auto ranks = std::size_t(comm.size());
@@ -79,7 +79,7 @@ template <class Comm>
   return all;
 }
 
-// What a call is on a rank, by names of its parts, and why it cannot be on this rank, if it cannot.
+// The parts of a call that ranks compare, by names, and the reason why this rank cannot make the call, if there is one.
 struct RankStamp {
   std::vector<std::pair<std::string, std::string>> parts;
   std::string error;
@@ -92,7 +92,8 @@ struct RankStamp {
   }
 };
 
-// Throws std::invalid_argument with the same sentence on all ranks unless the call can be on all of them, and is the same.
+// Throws std::invalid_argument with the same sentence on all ranks unless all of them can make the
+// call, and it is the same on all.
 template <class Comm>
 void require_agreement(const Comm& comm, const RankStamp& own, const std::string& where) {
   std::string text = own.error;
@@ -109,7 +110,7 @@ void require_agreement(const Comm& comm, const RankStamp& own, const std::string
   };
   std::vector<std::vector<std::string>> said;
   for (const std::string& one : all) said.push_back(split(one));
-  const std::string start = where + ": ";  // of the rank's own sentence, too
+  const std::string start = where + ": ";  // also of the rank's own sentence
   for (std::size_t r = 0; r < said.size(); ++r) {
     const std::string& error = said[r][0];
     if (!error.empty())
@@ -124,12 +125,12 @@ void require_agreement(const Comm& comm, const RankStamp& own, const std::string
     }
 }
 
-// sums = those of all ranks, on all ranks.
+// Sums over all ranks; each rank gets them.
 template <class Comm>
 void sum_over_ranks(const Comm& comm, std::vector<double>& sums) {
   const auto ranks = std::size_t(comm.size()), own = std::size_t(comm.rank());
   const auto cut = [&](std::size_t r) { return sums.size() * r / ranks; };
-  // Each rank adds up one piece, and tells the others.
+  // Each rank adds up one piece, and sends it to the others.
   ByRank<double> from(ranks), to(ranks, std::vector<double>(cut(own + 1) - cut(own)));
   for (std::size_t r = 0; r < ranks; ++r)
     from[r].assign(sums.begin() + std::ptrdiff_t(cut(r)),
@@ -145,8 +146,8 @@ void sum_over_ranks(const Comm& comm, std::vector<double>& sums) {
     std::copy(to[r].begin(), to[r].end(), sums.begin() + std::ptrdiff_t(cut(r)));
 }
 
-// The rows of a rank's pieces, packed piece by piece and head by head. `row_of(token, n)` is the row of the n-th token of the
-// rank in `view`: tensors of the whole sequence have token, tensors of the rank n.
+// The rows of a rank's pieces, packed piece by piece and head by head. `row_of(token, n)` is the row of `view` with the
+// rank's n-th token: `token` in tensors of the whole sequence, n in tensors of the rank.
 template <class Element, class RowOf>
 [[nodiscard]] std::vector<std::remove_const_t<Element>> pack_rows(const Shards& shards, int rank,
                                                                   const TensorView<Element>& view,
@@ -166,7 +167,7 @@ template <class Element, class RowOf>
   }
   return packed;
 }
-// f(row, numbers): the other way, of packed rows.
+// The reverse: calls f(row, numbers) for packed rows.
 template <class Number, class RowOf, class F>
 void for_packed_rows(const Shards& shards, int rank, const Shape& s, const Number* packed,
                      RowOf&& row_of, F&& f) {
@@ -182,7 +183,7 @@ void for_packed_rows(const Shards& shards, int rank, const Shape& s, const Numbe
 inline constexpr auto kWholeRow = [](Index token, Index) { return token; };
 inline constexpr auto kOwnRow = [](Index, Index n) { return n; };
 
-// All tokens' rows in their order, dense (batch, heads, shards.len(), dim), from those of each rank.
+// The rows of all tokens in their order, dense (batch, heads, shards.len(), dim), from the rows of each rank.
 template <class Comm, class Element>
 [[nodiscard]] std::vector<std::remove_const_t<Element>> gather_rows(
     const Comm& comm, const Shards& shards, const TensorView<Element>& own) {
@@ -203,7 +204,7 @@ template <class Comm, class Element>
   return all;
 }
 
-// own = sum over ranks of `partial`, of the tokens of this rank.
+// own = sum over ranks of `partial`, for the tokens of this rank.
 template <class Comm, class Real>
 void sum_rows(const Comm& comm, const Shards& shards, const TensorView<const Real>& partial,
               const TensorView<Real>& own) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A rank's side of a call whose tokens are spread over ranks: what it checks, what all ranks must agree in, and the way from
-// the doors of mpi/attention.hpp and mpi/gathered.hpp to what computes the call, which is a Way:
+// A rank's side of a call whose tokens are spread over ranks: its checks, the comparison of all ranks, and the way from the
+// functions of mpi/attention.hpp and mpi/gathered.hpp to the code that computes the call: a Way, with the members
 //
 //   step(op, g, options)          multiples at which shards of queries may begin
 //   require(op, g, sharding, where)   throws where it does not take the call
-//   kPieces<Op>                   how much backward() keeps of each piece of the queries
-//   call(comm, op, in, mask, sharding, g, options)   what has forward() and backward()
+//   kPieces<Op>                   number of results that backward() keeps for each piece of the queries
+//   call(comm, op, in, mask, sharding, g, options)   an object with forward() and backward()
 
 #include <heed/core/digest.hpp>
 #include <heed/core/type_text.hpp>
@@ -24,10 +24,10 @@ namespace mpi {
 
 enum class Method { gather, ring };
 
-// How a call is spread over the ranks.
+// The way in which a call is spread over the ranks.
 struct Sharding {
   Shards queries;
-  Shards keys = {};  // those of queries where there are none
+  Shards keys = {};  // empty: those of queries
   Method method = Method::gather;
 };
 
@@ -37,7 +37,7 @@ namespace detail {
   return sharding.keys.ranks() > 0 ? sharding.keys : sharding.queries;
 }
 
-// The view with another number of rows, which nobody reads: for checks of what all ranks have together.
+// The view with another number of rows, which must not be read, for checks of the whole call.
 template <class Element>
 [[nodiscard]] StoredView<Element> with_rows(const StoredView<Element>& view, Index len) {
   if (!view.given()) return view;
@@ -55,7 +55,7 @@ template <class Element>
   });
 }
 
-// A rank's side of one call, as far as it knows no op.
+// A rank's side of one call, apart from the op.
 template <class Real>
 class RankSide {
  public:
@@ -65,9 +65,9 @@ class RankSide {
   const Options& options;
   int rank, ranks;
   std::string where;
-  Geometry geometry = {};  // of the whole call
+  Geometry geometry = {};  // geometry of the whole call
 
-  // The sizes of what this rank has of it.
+  // The sizes of this rank's part.
   [[nodiscard]] Geometry own_geometry() const {
     Geometry own = geometry;
     own.len_q = sharding.queries.held(rank);
@@ -75,7 +75,7 @@ class RankSide {
     return own;
   }
 
-  // Throws where the inputs do not fit the shards; those of all ranks, with rows that nobody may read.
+  // Throws if the inputs do not fit the shards. Returns views of all ranks' inputs, whose rows must not be read.
   [[nodiscard, gnu::noinline]] Inputs<Real> check_views() const {
     for (const Shards* shards : {&sharding.queries, &keys_of(sharding)})
       require(shards->ranks() == ranks, where, ": the shards are for ", shards->ranks(),
@@ -106,7 +106,7 @@ class RankSide {
       *view = with_rows(*view, len_kv);
     return whole;
   }
-  // Throws where a shard is not cut at multiples of `step`, and where the mask does not fit the call.
+  // Throws if a shard is not cut at multiples of `step`, or if the mask does not fit the call.
   [[gnu::noinline]] void check_shards(Index step) const {
     const Index len_q = sharding.queries.len();
     for (int r = 0; r < ranks; ++r)
@@ -124,7 +124,7 @@ class RankSide {
             "; it must come from forward() of the same shards and method");
   }
 
-  // What all ranks must agree in.
+  // Everything in which all ranks must agree.
   [[nodiscard, gnu::noinline]] RankStamp stamp(const std::string& type, double scale,
                                                const Digest& parameters) const {
     RankStamp of;
@@ -185,7 +185,7 @@ class RankSide {
   }
   [[nodiscard]] static std::string text_of(const Shards& shards) {
     std::string text;
-    if (shards.ranks() > 16) {  // a text of each would be long
+    if (shards.ranks() > 16) {  // a text of each would be too long
       Digest digest;
       for (int r = 0; r < shards.ranks(); ++r)
         for (const Tokens& piece : shards.pieces(r))
@@ -212,7 +212,7 @@ class RankSide {
   }
 };
 
-// The same of an op's call.
+// A rank's side of a call of an op.
 template <class Op, class Way>
 struct RankCall {
   using Real = typename Op::Scalar;
@@ -221,7 +221,7 @@ struct RankCall {
   heed::detail::OpTilesOf<Op> of_op{op};
   OpTiles<Real> tiles = of_op.tiles();
 
-  // Throws where the inputs do not fit the shards or each other.
+  // Throws if the inputs do not fit the shards or each other.
   void check() {
     require_options<Real>(side.options, side.where);
     side.geometry = geometry_of(tiles, side.check_views(), side.where);
@@ -249,7 +249,7 @@ struct RankCall {
   }
 };
 
-// Throws the same sentence on all ranks unless the call can be on all of them, and is the same: `stamp` checks it.
+// Throws the same sentence on all ranks unless all of them can make the call, and it is the same on all: `stamp` checks it.
 template <class Comm>
 void agree(const Comm& comm, const std::string& where, const std::function<RankStamp()>& stamp) {
   RankStamp own;
@@ -261,15 +261,15 @@ void agree(const Comm& comm, const std::string& where, const std::function<RankS
   require_agreement(comm, own, where);
 }
 
-// The mask, whose functions are asked once for all pieces of the rank.
+// The mask with its functions asked once for all pieces of the rank.
 template <class Real>
 [[nodiscard]] Mask<Real> asked_once(const Mask<Real>& mask, const Geometry& g, int threads) {
   if (mask.rules.empty()) return mask;
   return BlockMask<Real>(mask, g, threads).mask();
 }
 
-// What the doors have in common: f(run) with the mask, asked, of a call that check(call) finds nothing against and all ranks agree
-// in; add(stamp) says what they agree in besides.
+// The common part of all calls: after check(call) has found no fault and all ranks agree, calls
+// f(run) with the prepared mask. add(stamp) adds to what they must agree in.
 template <class Way, class Comm, class Op, class Check, class Add, class F>
 void call_on_ranks(const char* door, const Comm& comm, const Op& op,
                    const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,

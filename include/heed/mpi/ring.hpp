@@ -2,22 +2,23 @@
 #pragma once
 
 // Context parallelism by a ring: keys and values travel from rank to rank, and no rank has more than two shards of them at a
-// time. With the shard of rank s = rank - step at hand, step = 0, 1, ...
+// time. With the shard of rank s = rank - step present, step = 0, 1, ...
 //
 //   forward    each map m:   state_m = join(state_m, state of the shard), out_m likewise
 //              at the end    out = readout(sum over m of f_m out_m), with f_m the map's factor: 1, or -lambda of a difference
 //   backward   dmixed = readout's vjp(dout),   dout_m = f_m dmixed,   df_m = rowsum(dmixed o out_m)
 //              each map m:   dQ += ..., and dK, dV of the shard, by backward() of the shard with the joined state; dK and dV
-//                            travel with their shard, one step behind it, and end at home
+//                            travel with their shard, one step behind it, and end at their own rank
 //
-// While a shard is computed the next one is on its way. Shards join in the order in which they come by, which is the same at
-// each run: so are the results, bit by bit, for a given number of ranks. They differ from those of one process by rounding.
+// While a shard is computed the next one is on its way. Shards join in the order in which they
+// arrive, which is the same at each run; so results have the same bits at each run for a given
+// number of ranks. They differ from the results of one process by rounding.
 //
 // Ops       weights that are one softmax over the keys (Mergeable), or a sum of several times factors (SumOfSoftmaxes: the
-//           differential forms, whose maps keep a state each), with any readout, which is local to a row. Not: other
-//           normalisers of rows (ODE, those of one's own), Halting::batch; those are refused, and gathered calls take them
-// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more. Where scores read numbers of keys
-//           (plug/token_inputs.hpp), each rank has those of all tokens, and their sums
+//           differential forms, whose maps keep a state each), with any readout that is local to a row. Other row
+//           normalisers (ODE, your own) and Halting::batch are refused; gathered calls take them
+// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more. If scores read numbers of
+//           keys (plug/token_inputs.hpp), each rank has those of all tokens, and their sums
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that; numbers of keys
 //           travel once per call, to all ranks, and so do their gradients
 // Bounds    a row whose visible scores within one shard are all -infinity is NaN, as where parts merge (engine/partial.hpp)
@@ -48,7 +49,8 @@ struct OneMap : Softmax<Real> {
   }
 };
 
-// A score that sums numbers of tokens, of which it reads the sums: they are made of the tokens of all ranks.
+// A score that reads sums of numbers of tokens. The ring computes the sums from the tokens of all
+// ranks, so that the score reads them as plain numbers.
 template <class Score>
 struct OfSums : Score {
   static constexpr bool sums_inputs = false;
@@ -60,7 +62,7 @@ template <class Op>
 inline constexpr bool ring_normaliser =
     !reads_inputs<typename Op::NormaliserType> &&
     (mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>);
-// What computes map `map` of the op.
+// The op that computes map `map`.
 template <int map, class Op>
 [[nodiscard]] auto op_of_map(const Op& op) {
   using Real = typename Op::Scalar;
@@ -80,14 +82,14 @@ template <int map, class Op>
     return with(of);
   }
 }
-// f(map, op of the map) for all maps.
+// Calls f(map, op of the map) for all maps.
 template <class Op, class F>
 void for_each_map(const Op& op, F&& f) {
   [&]<int... map>(std::integer_sequence<int, map...>) { (f(map, op_of_map<map>(op)), ...); }
   (std::make_integer_sequence<int, Op::NormaliserType::maps>{});
 }
 
-// Throws where the ring does not take the op.
+// Throws unless the ring takes the op.
 template <class Op>
 void require_ring(const Op& op, const Geometry& g, const std::string& where) {
   constexpr const char* gathered = "; the method gather takes it";
@@ -102,7 +104,7 @@ void require_ring(const Op& op, const Geometry& g, const std::string& where) {
           g.len_kv);
 }
 
-// Where the shards of a ring's queries may begin.
+// Shards of a ring's queries may begin at multiples of this number.
 template <class Op>
 [[nodiscard]] Index ring_step(const Op& op, const Geometry& g, const Options& options) {
   Index step = 1;
@@ -113,7 +115,8 @@ template <class Op>
   return step;
 }
 
-// Joins what other keys have made of the same rows: states and lse of `other` into those of `to`, out rows likewise.
+// Joins the results of other keys for the same rows: states and lse of `other` into those of `to`,
+// and the rows of out likewise.
 template <class Op, class Real>
 void join_rows(const Op& op, Index rows, Index dim, heed::Saved<Real>& to, Real* out,
                const heed::Saved<Real>& other, const Real* other_out) {
@@ -211,7 +214,7 @@ class RingCall {
                              dkey_inputs = copies_.write(grads.key_inputs);
       heed::detail::set_zero<Real>({dquery, dkey, dvalue, dextra, dquery_inputs},
                                    resolve_threads(options_.threads));
-      // Of the numbers of all keys, from this rank's queries.
+      // Gradients of the numbers of all keys, from this rank's queries.
       std::vector<Real> of_key_inputs;
       TensorView<Real> from_own;
       if (dkey_inputs.given()) from_own = room(of_key_inputs, all_key_inputs_.view().shape());
@@ -270,7 +273,7 @@ class RingCall {
  private:
   using Columns = InputColumns<Op>;
 
-  // Keys and values of a rank, dense, or their gradients.
+  // Keys and values of a rank, dense, or the gradients of both.
   struct Block {
     int rank = 0;
     std::vector<Real> numbers;
@@ -288,7 +291,7 @@ class RingCall {
   [[nodiscard]] Shape rows_shape(const Tokens& piece, Index dim) const {
     return {g_.batch, g_.heads, piece.count(), dim};
   }
-  // body(number, tokens, first own row)
+  // Calls body(number, tokens, first own row) for each piece of the rank.
   template <class Body>
   void for_pieces(Body&& body) const {
     Index first = 0;
@@ -298,8 +301,8 @@ class RingCall {
       first += piece.count();
     }
   }
-  // body(piece, tokens, first row, keys, first key) for pieces of own queries and of a block's keys some pair of which may be
-  // visible.
+  // Calls body(piece, tokens, first row, keys, first key) for pieces of own queries and of a
+  // block's keys with a pair that may be visible.
   template <class Body>
   void for_pairs(const Block& block, Body&& body) const {
     for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
@@ -310,7 +313,7 @@ class RingCall {
       }
     });
   }
-  // By bands, key lengths and key ranges.
+  // True if bands, key lengths and key ranges let some query of the piece see one of the keys.
   [[nodiscard]] bool may_see(const Tokens& piece, const Tokens& keys) const {
     bool any = false;
     for (Index b = 0; b < g_.batch; ++b) {
@@ -337,14 +340,15 @@ class RingCall {
     in.key_inputs = rows_of(inputs_.key(), keys.begin, keys.count());
     return in;
   }
-  // The rows of a piece of what the score reads of queries: sums have a row of each token, numbers those of the rank.
+  // The rows of a piece in the score's inputs of queries. Sums have a row for each token of the
+  // sequence, plain numbers one for each token of the rank.
   template <class Element>
   [[nodiscard]] static TensorView<Element> score_inputs(const TensorView<Element>& view,
                                                         const Tokens& piece, Index first) {
     return rows_of(view, sums_inputs<typename Op::ScoreType> ? piece.begin : first, piece.count());
   }
 
-  // Nothing seen yet. `mixed` holds the map's rows.
+  // Sets the state before any key. `mixed` holds the map's rows.
   void begin(heed::Saved<Real>& saved, std::size_t rows) const {
     for_each_map(op_, [&](int m, const auto& of_map) {
       if (m > 0) return;
@@ -359,7 +363,7 @@ class RingCall {
     saved.mixed.assign(rows * std::size_t(g_.dim_v), Real(0));
   }
 
-  // Joins what the keys of a piece of a block make of a piece of the queries.
+  // Joins the results of a piece of the queries with the keys of a piece of a block.
   template <class OfMap>
   void add_forward(const OfMap& op, const Tokens& piece, Index first, const Block& block,
                    const Tokens& keys, Index first_key, heed::Saved<Real>& to) {
@@ -379,7 +383,7 @@ class RingCall {
   [[nodiscard]] Real extra_of(Index b, Index h, Index n) const {
     return Op::NormaliserType::uses_extra ? *extra_.row(b, h, n) : Real(0);
   }
-  // body(b, h, row in the piece's dense arrays, own row)
+  // Calls body(b, h, row in the piece's dense arrays, own row) for each row.
   template <class Body>
   void for_rows(const Tokens& piece, Index first, Body&& body) const {
     std::size_t row = 0;
@@ -413,7 +417,7 @@ class RingCall {
     }
     return lse;
   }
-  // What the readout of a piece's rows reads. Of the keys it has those of the same tokens, or none.
+  // The sizes of the readout's call on a piece's rows: keys are those of the same tokens, or none.
   [[nodiscard]] Geometry readout_geometry(const Tokens& piece) const {
     return geometry(piece, Op::ReadoutType::uses_own_rows ? piece : Tokens{g_.len_kv, g_.len_kv});
   }
@@ -459,7 +463,7 @@ class RingCall {
     copies_.round();
   }
 
-  // From the gradients of out to those of what each map gives.
+  // Computes the gradients of each map's results from the gradients of out.
   void begin_backward(std::size_t p, const Tokens& piece, Index first, const Saved<Real>& saved,
                       const TensorView<const Real>& known, const TensorView<const Real>& dout,
                       const TensorView<const Real>& dlse, const TensorView<const Real>& dsteps,
@@ -537,7 +541,7 @@ class RingCall {
     }
     add_parameters(grad);
   }
-  // Of the op, or of one of its maps, whose parameters are the first of the op's.
+  // Adds the parameter gradients of the op, or of one of its maps, whose parameters are the first of the op's.
   template <class Part>
   void add_parameters(const Part& grad) {
     std::size_t at = 0;
@@ -562,7 +566,7 @@ class RingCall {
                            dv = room(dv_, g.value_shape());
     StoredView<Real> dbias;
     if (!bias_.empty()) dbias = room(dbias_, mask_.bias.shape());
-    // Of the numbers that the score reads of the piece and of the keys.
+    // Gradients of the score's inputs of the piece and of the keys.
     const TensorView<Real> of_query = score_inputs(dquery_inputs_, piece, first),
                            of_keys = rows_of(dkey_inputs_, keys.begin, keys.count());
     TensorView<Real> dquery_inputs, dkey_inputs;
@@ -595,7 +599,7 @@ class RingCall {
     memory.resize(std::size_t(element_count(shape, "heed::mpi: a gradient")));
     return {memory.data(), shape};
   }
-  // Room for the keys and values of a rank.
+  // A block with room for the keys and values of a rank.
   [[nodiscard]] Block block_for(int rank) const {
     Block block;
     block.rank = rank;
@@ -622,7 +626,7 @@ class RingCall {
   [[nodiscard]] int neighbour(int by) const {
     return (comm_.rank() + by + comm_.size()) % comm_.size();
   }
-  // The rank whose keys are here at a step.
+  // The rank whose keys are present at a step.
   [[nodiscard]] int owner(int step) const {
     return (comm_.rank() - step % comm_.size() + comm_.size()) % comm_.size();
   }
@@ -636,8 +640,8 @@ class RingCall {
     return comm_.start(sends, receives);
   }
 
-  // body(block, poke) for the keys of all ranks, one after the other, while the next are on their way; poke() lets MPI look
-  // after them.
+  // Calls body(block, poke) for the keys of all ranks, one after the other, while the next are on
+  // their way; poke() lets MPI move the messages on.
   template <class Body>
   void travel(Body&& body) const {
     Block block = own_block();
@@ -653,13 +657,13 @@ class RingCall {
       block = std::move(next);
     }
   }
-  // body(block, gradients, poke) adds to the gradients of the block, which travel one step behind it. Those of the rank's own keys
-  // are added to dkey and dvalue.
+  // Calls body(block, gradients, poke), which adds to the gradients of the block; these travel one
+  // step behind it. The gradients of the rank's own keys are added to dkey and dvalue.
   template <class Body>
   void travel_back(const TensorView<Real>& dkey, const TensorView<Real>& dvalue,
                    Body&& body) const {
-    // Invariant: behind step s, `sums` has what ranks owner(s), owner(s) + 1, ..., own rank have added for the keys of
-    // owner(s).
+    // Invariant: behind step s, `sums` holds the terms that ranks owner(s), owner(s) + 1, ..., own
+    // rank have added for the keys of owner(s).
     Block block = own_block(), sums, sent;
     typename Comm::Transfer sums_transfer;
     for (int step = 0; step < comm_.size(); ++step) {
@@ -709,9 +713,9 @@ class RingCall {
   WidenedTensors<Real> copies_;
   TensorView<const Real> query_, key_, value_, extra_, query_inputs_;
   GatheredRows<Real> all_key_inputs_;
-  heed::detail::SummedInputs<Real> inputs_;                                // what the score reads
-  TensorView<Real> dquery_inputs_, dkey_inputs_;                           // their gradients
-  std::vector<Real> part_, dq_, dk_, dv_, dq_inputs_, dk_inputs_, dbias_;  // of one call
+  heed::detail::SummedInputs<Real> inputs_;       // inputs of the score
+  TensorView<Real> dquery_inputs_, dkey_inputs_;  // gradients of the score's inputs
+  std::vector<Real> part_, dq_, dk_, dv_, dq_inputs_, dk_inputs_, dbias_;  // memory for one call
   std::vector<double> sums_, bias_;  // gradients of the parameters and of the bias
 };
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which tokens of a sequence each rank has. Pure arithmetic: every rank computes the same plan.
+// Shards: the tokens of a sequence that each rank has. Every rank computes the same plan.
 //
 //   contiguous   rank r has piece r of W                                    a a b b c c d d
 //   zigzag       rank r has pieces r and 2 W - 1 - r of 2 W                 a b c d d c b a
 //
-// Under a causal mask a query costs as much as it has keys before it: of contiguous shards the last one costs nearly twice
-// the mean, while every zig-zag shard costs the same but for a step. A rank's tensors hold its pieces one behind the other,
-// in the order of their tokens.
+// Under a causal mask a query costs as much as it has keys before it: the last contiguous shard
+// costs nearly twice the mean, while all zig-zag shards cost the same up to a step. A rank's
+// tensors hold its pieces one behind the other, in the order of their tokens.
 //
-// Pieces are cut at multiples of a step, share_step() of the call (engine/share.hpp), and at the end of the sequence: what is
-// computed together in one process is then computed together here. They differ by one step at most; with fewer steps than
-// pieces some are empty.
+// Pieces are cut at multiples of a step, share_step() of the call (engine/share.hpp), and at the
+// end of the sequence, so that tokens which one process computes together stay together. Pieces
+// differ by one step at most; with fewer steps than pieces some are empty.
 
 #include <heed/core/error.hpp>
 
@@ -32,7 +32,7 @@ struct Tokens {
 
 class Shards {
  public:
-  // Of no token and no rank.
+  // A plan without tokens and ranks.
   Shards() = default;
 
   [[nodiscard]] static Shards contiguous(Index len, int ranks, Index step = 1) {
@@ -44,11 +44,11 @@ class Shards {
 
   [[nodiscard]] Index len() const { return len_; }
   [[nodiscard]] int ranks() const { return int(pieces_.size()); }
-  // Those of a rank, in the order of their tokens; none of them is empty.
+  // The pieces of a rank, in the order of their tokens; none is empty.
   [[nodiscard]] const std::vector<Tokens>& pieces(int rank) const {
     return pieces_[std::size_t(rank)];
   }
-  // How many tokens a rank has.
+  // Number of tokens of a rank.
   [[nodiscard]] Index held(int rank) const {
     Index sum = 0;
     for (const Tokens& piece : pieces(rank)) sum += piece.count();

@@ -14,7 +14,7 @@
 //
 //   gelu_erf = max(x, 0) - a r(a) e^(-a^2/2),   a = |x|
 //
-// Accuracy  measured against quadruple precision; of y relative to max(1, |x|), of y' to 1:
+// Accuracy  measured against quadruple precision; errors of y relative to max(1, |x|), of y' to 1:
 //
 //                  y, float  y, double  y', float  y', double
 //       gelu_erf    8.0e-8    1.6e-16    1.3e-7     2.5e-16
@@ -51,7 +51,7 @@ enum class Activation { gelu_erf, gelu_tanh, silu };
 
 namespace detail {
 
-// r(a) = numerator / denominator, lowest degree first. All terms are positive: nothing cancels.
+// The lower tail r(a) = numerator / denominator, lowest degree first. All terms are positive: nothing cancels.
 template <class Real>
 struct NormalTail;
 template <>
@@ -100,7 +100,7 @@ template <class Real, std::size_t Count>
   return horner(coefficients, x, std::make_index_sequence<Count - 1>{});
 }
 
-// Each of the formulas below has value(x), y, and slope(x), y'.
+// The formulas. Each has value(x), which is y, and slope(x), which is y'.
 template <class Real>
 struct GeluErf {
   using P = Pack<Real>;
@@ -123,7 +123,8 @@ struct GeluErf {
   [[nodiscard]] static P ratio(P a) {
     return polynomial(Tail::numerator, a) / polynomial(Tail::denominator, a);
   }
-  // e^(-a^2/2), corrected for what rounding takes from a^2: up to 5e-6, it would become the relative error of the tail.
+  // e^(-a^2/2), corrected for the rounding of a^2, whose absolute error, up to 5e-6, would become
+  // the relative error of the tail.
   [[nodiscard]] static P bell(P a) {
     const P square = a * a, lost = mul_add(a, a, -square);
     const P e = heed::detail::exp_inside(square * Real(-0.5));
@@ -171,7 +172,7 @@ struct GeluTanh {
   [[nodiscard]] static P exponent(P x) { return x * mul_add(x * x, P(cubic), P(linear)); }
 };
 
-// Calls run(formula) with the formula of that activation.
+// Calls run(formula) with the formula of the named activation.
 template <class Real, class Run>
 void with_formula(Activation activation, const Run& run) {
   switch (activation) {

@@ -11,8 +11,8 @@
 //
 // Symbols   lr learning_rate, wd weight_decay, b1 beta1, b2 beta2, eps epsilon.
 // Errors    std::invalid_argument, before anything is changed, for an option out of range and for a weight that is
-//           visited twice or has another size than its state or its gradient. step() does not look for numbers
-//           that are not finite; step_if_finite() takes the whole step or none of it.
+//           visited twice or has another size than its state or its gradient. step() does not check
+//           that numbers are finite; step_if_finite() takes the whole step or none of it.
 // Source    Loshchilov and Hutter 2019, algorithm 2, as in PyTorch: the decay is multiplied by lr.
 
 #include <heed/core/parallel.hpp>
@@ -59,7 +59,7 @@ struct AdamWStep {
   struct After {
     Pack<Real> value, first, second;
   };
-  // decay is lr wd. It is subtracted together with the change, since 1 - lr wd would round away its digits.
+  // decay is lr wd. It is subtracted together with the change, since rounding 1 - lr wd would lose its digits.
   [[nodiscard]] After after(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
                             const Real* v) const {
     const Pack<Real> slope = Pack<Real>::load(g), value = Pack<Real>::load(p);
@@ -74,7 +74,7 @@ struct AdamWStep {
     next.first.store(m);
     next.second.store(v);
   }
-  // 0 in each lane, or NaN where a number would not be finite after the step: x - x is NaN for those only.
+  // 0 in each lane, or NaN where a number would not be finite after the step: x - x is NaN for such numbers only.
   [[nodiscard]] Pack<Real> fault(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
                                  const Real* v) const {
     const After next = after(decay, p, g, m, v);
@@ -105,8 +105,8 @@ class AdamW {
   void step(Context<Real>& c, Layer&& layer) {
     take(all_of(c, layer, "AdamW::step"), layer);
   }
-  // Takes the step and returns true, or changes nothing and returns false where a weight or a moment would not be
-  // finite after it. It reads all numbers once more than step() does, which is little beside a backward pass.
+  // Takes the step and returns true, or changes nothing and returns false where a weight or a moment would not be finite
+  // after it. It reads all numbers once more than step() does, which takes little time beside a backward pass.
   template <class Layer>
   [[nodiscard]] bool step_if_finite(Context<Real>& c, Layer&& layer) {
     const Step all = all_of(c, layer, "AdamW::step_if_finite");
@@ -121,8 +121,8 @@ class AdamW {
   // Steps so far, t.
   [[nodiscard]] Index steps() const { return steps_; }
 
-  // To read a checkpoint: prepare() makes the state of all weights of `layer`, zeros where it is new; visit_state()
-  // gives access to fill it; set_steps() sets t.
+  // For reading a checkpoint: prepare() makes the state of all weights of `layer`, zeros where it
+  // is new; visit_state() gives access to fill it; set_steps() sets t.
   template <class Layer>
   void prepare(Layer&& layer) {
     (void)collect(layer, "AdamW::prepare");
@@ -150,7 +150,7 @@ class AdamW {
     Index count;
     Real decay;
   };
-  // Everything that one step works on.
+  // All numbers that one step needs.
   struct Step {
     std::vector<Piece> pieces;
     detail::AdamWStep<Real> numbers;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside of a layer.
+// AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside a layer.
 
 #include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
@@ -21,7 +21,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// A number that an op reports, of each token: the mean over heads, [token].
+// A number that an op reports, one per token, [token]: the mean over heads.
 struct TokenNumbers {
   std::string name;
   std::vector<double> of;
@@ -70,26 +70,25 @@ class AttentionLayer {
   // True if step() can take tokens one after the other, with a cache of the keys and values of the earlier ones.
   [[nodiscard]] virtual bool can_step() const = 0;
   [[nodiscard]] virtual KvCache<Real> new_cache(Index batch) const = 0;
-  // forward() for the tokens that follow those in the cache, which then holds them too.
+  // forward() for the tokens that follow those in the cache; the cache then holds them too.
   virtual void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                     const MatrixView<Real>& y, KvCache<Real>& cache) = 0;
 
-  // From now on queries see only those keys that the layer's own mask and `also` show.
+  // Restricts queries to keys that both the layer's own mask and `also` show.
   virtual void restrict_to(const Mask<Real>& also) = 0;
 
-  // In training, attention weights are dropped at `rate` in [0, 1). Each stream and each step drops others.
+  // In training, attention weights are dropped at `rate` in [0, 1). The dropped weights differ by stream and by step.
   virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
-  // From now on, but not in training, the queries and keys that attention reads get noise of `sigma` >= 0 times their root
-  // mean square (nn/noise.hpp), behind projection, norm and positions; 0 for none. Each stream and each step adds other
-  // noise.
+  // Outside of training, the queries and keys that attention reads get noise of `sigma` >= 0 times their root mean square
+  // (nn/noise.hpp), behind projection, norm and positions; 0 for none. The noise differs by stream and by step.
   virtual void set_noise(double sigma, std::uint64_t stream) = 0;
 
-  // From now on a memory that training fills beside the weights learns, as it does at first, or stays as it is and pulls
-  // no keys. Nothing happens to a layer without one.
+  // Switches the learning of a memory that training fills beside the weights; it is on at first. A memory that does not
+  // learn does not change, and pulls no keys. A layer without a memory ignores the call.
   virtual void set_memory_learning(bool) {}
 
-  // Does the op count the steps that each token takes, so that they can have a cost?
+  // True if the op counts the steps that each token takes, so that they can have a cost.
   [[nodiscard]] virtual bool counts_steps() const { return false; }
   // Adds `weight` times the mean, over heads and tokens, of the steps that the op counts to the loss whose gradient
   // backward() computes. A layer whose op gives no steps throws for a weight other than 0.
@@ -97,34 +96,34 @@ class AttentionLayer {
     require(weight == 0, "AttentionLayer::set_ponder: the weight is ", weight,
             ", the layer counts no steps; it must be 0");
   }
-  // What the last forward() adds to the loss by it.
+  // The term that the last forward() adds to the loss for its steps.
   [[nodiscard]] virtual double ponder_cost() const { return 0; }
 
-  // More than 1 for a layer that leaves a token after one of so many steps, chosen at random, and learns the probabilities
-  // p_n from the loss l_n of each (nn/ponder_attention.hpp). In training y of forward() and dy of backward() then have
-  // (steps, tokens) rows, one step below the other; all rows behind the layer are those, too, up to the loss.
+  // The number of steps after which the layer may leave a token, by chance; 1 for most layers. A layer with more learns the
+  // probabilities p_n from the loss l_n of each step (nn/ponder_attention.hpp). In training y of forward() and dy of
+  // backward() then have (steps, tokens) rows, one step below the other, and so have all rows from there to the loss.
   [[nodiscard]] virtual Index scored_steps() const { return 1; }
-  // p_n of each of these rows, of the last forward() in training.
+  // p_n of each of these rows, from the last forward() in training.
   [[nodiscard]] virtual std::span<const Real> step_shares() const { return {}; }
-  // Takes l_n of each row, and, as the second list, the part of the loss that each token is. To be called between forward()
-  // and backward(), whose dy holds no gradient through p_n.
+  // Takes the loss l_n of each row, and as the second list the share of each token in the loss. It
+  // must be called between forward() and backward(), whose dy holds no gradient through p_n.
   virtual void take_step_losses(std::span<const Real>, std::span<const Real>) {}
-  // The prior of p, a number in (0, 1): see nn/ponder_attention.hpp. Other layers have none and throw.
+  // Sets the prior of p, a number in (0, 1): see nn/ponder_attention.hpp. Layers without a prior throw.
   virtual void set_ponder_prior(double prior) {
     fail("AttentionLayer::set_ponder_prior: the prior is ", prior,
          ", the layer has none; its steps have no probabilities that a prior could draw near");
   }
 
-  // Names and means over tokens of the numbers that the last forward() reported, without indices, which have no mean.
+  // Names and means over tokens of the numbers that the last forward() reported, except indices, which have no mean.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
-  // The same of each token, in the order of the rows of x; with "steps", the time that a token takes, where the layer has it. An
-  // op reports nothing of tokens that are spread over ranks.
+  // The same per token, in the order of the rows of x; with "steps", the time that a token takes,
+  // if the layer has it. An op gives no reports of tokens that are spread over ranks.
   [[nodiscard]] virtual std::vector<TokenNumbers> token_diagnostics() const { return {}; }
 };
 
-// An op with its mask, the gradient of its parameters, and what its forward pass leaves for backward.
+// An op with its mask, the gradient of its parameters, and the numbers that its forward pass keeps for backward.
 template <class Op>
 class OpStage {
  public:
@@ -159,10 +158,10 @@ class OpStage {
     }
     if (in.first_query == 0) return heed::forward(op, in, mask, to, &saved_, of_call);
     PackedInputs<Real> moved = in;
-    moved.queries_at_end = false;  // the mask has them there, also where its offset becomes 0
+    moved.queries_at_end = false;  // the moved mask has them there, also where its offset becomes 0
     heed::forward(op, moved, mask_from(in.first_query), to, &saved_, of_call);
   }
-  // Adds to the gradients of the op's parameters; where tokens are spread, the first rank adds those of all.
+  // Adds to the gradients of the op's parameters. Where tokens are spread, the first rank adds the gradients of all ranks.
   void backward(const Context<Real>& c, const PackedInputs<Real>& in,
                 const TensorView<const Real>& out, const TensorView<const Real>& dout,
                 const Gradients<Real>& grads) {
@@ -180,7 +179,7 @@ class OpStage {
     if (c.spread != nullptr) {
       mpi::backward_gathered(c.spread->comm, op, in, mask, c.spread->shards, saved_of_rank_, out,
                              output, grads, &own, of_call);
-      // The gradient is that of all ranks: one of them adds it.
+      // Each rank has the gradient of all ranks; only one of them adds it.
       if (c.spread->comm.rank() != 0) return;
     } else {
       heed::backward(op, in, mask, saved_, out, output, grads, &own, of_call);
@@ -207,12 +206,12 @@ class OpStage {
       return band.right >= 0 && band.right + band.offset <= 0;
     });
   }
-  // Of the last forward(); empty where its tokens were spread.
+  // The saved numbers of the last forward(); empty if its tokens were spread.
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
-  // Of the last forward(), (batch, heads, len, step_columns of the readout); empty where the op gives none.
+  // The steps of the last forward(), (batch, heads, len, step_columns of the readout); empty if the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
 
-  // False for those of the op's reports that are indices.
+  // False for a report that is an index.
   [[nodiscard]] static bool has_mean(std::size_t report) {
     using Normaliser = typename Op::NormaliserType;
     using Readout = typename Op::ReadoutType;
@@ -250,7 +249,7 @@ class OpStage {
             why ? why : "");
     ponder_ = weight;
   }
-  // Why the op says of no row how much time it takes, as the end of a sentence; null where it does.
+  // The reason why the op does not give the time that rows take, as the end of a sentence; null if it does.
   [[nodiscard]] const char* without_time() const {
     const char* why = op.readout.without_steps();
     return why != nullptr || op.readout.steps_are_time()
@@ -266,7 +265,7 @@ class OpStage {
   [[nodiscard]] Index spread_step(const Context<Real>& c, const Geometry& g) const {
     return share_step(op, g, options(c, g.len_q));
   }
-  // For sequences of `len` tokens.
+  // The options of a call on sequences of `len` tokens.
   [[nodiscard]] Options options(const Context<Real>& c, Index len) const {
     if (c.spread != nullptr) len = c.spread->len();
     Options options;
@@ -300,7 +299,7 @@ class OpStage {
     if (moved.slope_align == Align::top_left) moved.slope_offset += position;
     return moved;
   }
-  // Calls f(name, parameter of a, same parameter of b) for each parameter that is in use.
+  // Calls f(name, parameter of a, same parameter of b) for each parameter in use.
   template <class F>
   static void for_pairs(Op& a, Op& b, F&& f) {
     std::vector<Param<Real>*> others;
@@ -314,7 +313,7 @@ class OpStage {
 
   Op grad_;
   Saved<Real> saved_;
-  mpi::Saved<Real> saved_of_rank_;  // of spread tokens
+  mpi::Saved<Real> saved_of_rank_;  // where tokens are spread
   std::vector<Real> steps_, dsteps_;
   double ponder_ = 0;
   double dropout_rate_ = 0;

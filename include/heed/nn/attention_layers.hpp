@@ -69,8 +69,8 @@ template <class Real>
   return {options, DifferentialV2<Real>{}, causal_or_full<Real>(causal)};
 }
 
-// The QKVI layer: c_attn (4 C, C) gives q, k, v and the intent; or the gate is taken from q (w_g), or
-// calculated from q, k and v (w_q, w_k, w_v). Query-key norm, then rotation. No bias.
+// The QKVI layer: c_attn (4 C, C) gives q, k, v and the intent; or the gate comes from q (w_g), or
+// is calculated from q, k and v (w_q, w_k, w_v). Query-key norm, then rotation. No bias.
 template <class Real>
 [[nodiscard]] ProjectedAttention<IntentGated<Real>> intent_attention(Index width, Index heads,
                                                                      ExtraSource gate,

@@ -15,12 +15,12 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Which tokens of a batch a model computes where processes share a batch, each with whole sequences of its own. The random
-// numbers of the part are those that these tokens have in the whole batch, and its gradients add up to that of the whole.
+// The tokens of a batch that this process computes, where processes share a batch; each has whole sequences. The part has
+// the random numbers that these tokens have in the whole batch, and the gradients of the parts add up to that of the whole.
 struct BatchPart {
   Index first = 0, count = 0,
         all = 0;      // tokens [first, first + count) of `all`; count = 0: all of them
-  Index targets = 0;  // of the whole batch, those that count in the loss
+  Index targets = 0;  // targets of the whole batch that count in the loss
 
   [[nodiscard]] bool whole() const { return count == 0; }
 };
@@ -30,25 +30,26 @@ template <class Real>
 struct Context {
   int threads = 0;         // 0: the default of Options; results do not depend on it
   bool training = false;   // true switches on dropout and updates of memories
-  std::uint64_t seed = 0;  // of all random numbers of a run
+  std::uint64_t seed = 0;  // seed of all random numbers of a run
   std::uint64_t step = 0;  // number of the training step; each has its own random numbers
-  BatchPart part;          // of forward and backward in training
-  // Of the products of layers and of attention, in float alone; weights, norms and what is added up stay float. Backward
-  // needs the same as forward.
+  BatchPart part;          // in training: the part of the batch that forward and backward compute
+  // Precision of the products of layers and of attention, for float alone; weights, norms and sums
+  // stay float. Backward needs the same as forward.
   Precision precision = {};
-  // Null, or where the sequences of packed rows begin, 0, ..., rows: one behind the other without padding, each from position
-  // 0 on. Forward and backward then have a batch of 1. It must live as long as these calls run.
+  // Null, or the first rows of packed sequences and the end of the last: 0, ..., rows. Sequences
+  // follow each other without padding, each from position 0 on. Forward and backward then have a
+  // batch of 1. The list must live as long as these calls run.
   const std::vector<Index>* packed = nullptr;
-  // Null, or the ranks over which the tokens of each sequence are spread: rows are then those of this rank, and `part` must say
-  // which sequences they are. It must live as long as forward and backward run.
+  // Null, or the ranks over which the tokens of each sequence are spread: rows are then the tokens of this rank, and `part`
+  // must name the sequences. It must live as long as forward and backward run.
   const SpreadTokens* spread = nullptr;
-  // Empty, or called before each product of layers. It may throw, which ends a pass early: the pass's results, gradients
-  // included, and what layers keep of it for backward are then of no use; weights are as they were.
+  // Empty, or called before each product of layers. It may throw, which ends a pass early: the pass's results and
+  // gradients, and the numbers that layers keep for backward, then mean nothing; weights do not change.
   std::function<void()> before_product = {};
   Matrix<Real> packed_factors;      // scratch memory of multiply()
   Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
 
-  // The number that row r has in the whole batch. Rows may be several copies of the tokens, one below the other.
+  // The number of row r in the whole batch. Rows may be several copies of the tokens, one below the other.
   [[nodiscard]] Index row_of_batch(Index r) const {
     if (part.whole()) return r;
     const Index tokens = own_tokens(), t = r % tokens;
@@ -57,13 +58,13 @@ struct Context {
                                  : t;
     return r / tokens * part.all + part.first + of_part;
   }
-  // How many rows the whole batch has where this process has so many.
+  // The number of rows of the whole batch where this process has `own` rows.
   [[nodiscard]] Index rows_of_batch(Index own) const {
     return part.whole() ? own : own / own_tokens() * part.all;
   }
 
  private:
-  // Those of the part that this process has.
+  // Number of tokens of the part that are in this process.
   [[nodiscard]] Index own_tokens() const {
     return spread ? part.count / spread->len() * spread->held() : part.count;
   }

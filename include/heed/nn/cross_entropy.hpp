@@ -71,7 +71,7 @@ template <class Real>
   return sum_lanes(sums);
 }
 
-// The loss of a row; writes `share` times its gradient to `out`, unless that is null.
+// The loss of a row. Writes `share` times the gradient to `out`, unless that is null.
 template <class Real>
 [[nodiscard]] double row_cross_entropy(const Real* row, Index count, Index target, double share,
                                        Real* out) {
@@ -102,8 +102,8 @@ template <class Real>
 }  // namespace detail
 
 // Writes the gradient to `dlogits` if it is given; it may be the logits' own memory. Writes the loss of each token to
-// `row_losses` if it is given, 0 where the target is ignored. `mean_over`, if positive, stands in for the number of
-// targets n, so that the losses of chunks of a batch add up to that of the batch.
+// `row_losses` if it is given, 0 where the target is ignored. `mean_over`, if positive, replaces
+// the number of targets n, so that the losses of chunks of a batch add up to the loss of the batch.
 template <class Real>
 [[nodiscard]] CrossEntropy cross_entropy(Context<Real>& c,
                                          const std::type_identity_t<MatrixView<const Real>>& logits,

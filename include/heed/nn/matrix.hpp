@@ -24,7 +24,7 @@ struct MatrixView {
       : data(memory), rows(row_count), columns(column_count), stride(row_stride) {}
   MatrixView(Real* memory, Index row_count, Index column_count)
       : MatrixView(memory, row_count, column_count, column_count) {}
-  // A mutable view reads as a const one.
+  // A mutable view converts to a const one.
   template <class U>
   requires(std::is_same_v<const U, Real> && !std::is_const_v<U>)
       MatrixView(const MatrixView<U>& other)
@@ -40,7 +40,7 @@ struct MatrixView {
   }
 };
 
-// Throws unless `m` has these extents: "Linear::forward: x is 4 x 8, it must be 4 x 16".
+// Throws unless `m` has these extents, for example "Linear::forward: x is 4 x 8, it must be 4 x 16".
 template <class Real>
 void require_extents(const MatrixView<Real>& m, Index rows, Index columns, const char* where,
                      const char* name) {
@@ -62,7 +62,7 @@ template <class Real>
 class Matrix {
  public:
   Matrix() = default;
-  // Contents are undefined.
+  // A matrix of undefined contents.
   Matrix(Index rows, Index columns) { resize(rows, columns); }
 
   // Memory grows and never shrinks; contents are undefined afterwards. Throws std::bad_alloc.

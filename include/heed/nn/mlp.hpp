@@ -9,8 +9,8 @@
 //   with h = silu(g) o u:  du = dh o silu(g),  dg = dh o u o silu'(g)
 //
 // Shapes  x, y, dx, dy (tokens, width); between the layers (tokens, hidden).
-// Cost    2 (Mlp) or 4 (SwiGlu) matrices (tokens, hidden), kept between calls. backward() computes
-//         the activation again from what the last forward() kept; it may be called more than once.
+// Cost    2 (Mlp) or 4 (SwiGlu) matrices (tokens, hidden), kept between calls. backward() computes the activation again
+//         from the numbers that the last forward() kept; it may be called more than once.
 
 #include <heed/nn/activation.hpp>
 #include <heed/nn/linear.hpp>

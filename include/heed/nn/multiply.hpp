@@ -7,16 +7,16 @@
 //   of a and a block of columns of b at a time, and go through the depth in blocks: a block of a stays in the second
 //   level of cache, a panel of b in the first.
 //
-// A product of more depth than rows, such as a gradient of weights, packs a block of the depth at a time, which each worker does
-// for itself.
+// In a product of more depth than rows, such as a gradient of weights, each worker packs a block of
+// the depth at a time for itself.
 //
 // A product of few rows, as in generation, reads b once in the order of memory and does not pack it.
 //
-// Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy, of more depth than rows half a MiB
-//           a thread.
+// Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy, or half a
+//           MiB a thread if there is more depth than rows.
 // Results   do not depend on the number of threads, not in their last bit.
 // Mixed     with Precision::mixed both factors are rounded to bfloat16 on the way, and their products are added up in
-//           float; a product of few rows stays in float, since reading b is what it waits for.
+//           float; a product of few rows stays in float, since reading b takes most of its time.
 
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
@@ -61,10 +61,10 @@ inline constexpr Index kDepthBlock = 256;
 inline constexpr Index kColumnPanels = 16;
 // Panels of b beside such a block: 8 x 256 rows of 64 floats are 512 KiB.
 inline constexpr Index kDeepPanels = 8;
-// Products of at most so many rows read b as it lies.
+// Most rows of a product that reads b unpacked.
 inline constexpr Index kFewRows = 4;
 
-// Element: what the kernel reads of a and b, Real or pairs along the depth.
+// Element: the type in which the kernel reads a and b, Real or pairs along the depth.
 template <class Real, class Element>
 class Product {
  public:
@@ -114,7 +114,7 @@ class Product {
     Scratch<Real> scratch{kNumbers + kRowBlock * L};
     Scratch<Element> pair_scratch{kPairs ? kRowBlock * kDepthBlock / 2 : 0};
     Real* numbers = scratch.take(kNumbers);    // a block of a, or of a panel of b
-    Real* edge = scratch.take(kRowBlock * L);  // of `out`
+    Real* edge = scratch.take(kRowBlock * L);  // a block at the edge of `out`
     Element* pairs = pair_scratch.take(kPairs ? kRowBlock * kDepthBlock / 2 : 0);
   };
 
@@ -192,9 +192,9 @@ class Product {
     }
   }
 
-  // Adds a block of the depth to the block of the product with the rows from `first` on and the panels [panel, last), whose
-  // parts of b stand in `packed`, `stride` apart. The first block of the depth overwrites, unless the product is to be added
-  // to what is there.
+  // Adds a block of the depth to the block of the product with the rows from `first` on and the
+  // panels [panel, last), whose parts of b stand in `packed`, `stride` apart. The first block of
+  // the depth overwrites the product, unless this call adds to it.
   void multiply_block(Index first, Index k, Index deep, Index panel, Index last,
                       const Element* packed, Index stride, const Block& block) const {
     const Index count = std::min(kRowBlock, out_.rows - first);
@@ -226,7 +226,7 @@ class Product {
     }
   }
 
-  // A panel of `out` becomes, or is raised by, the product of a and a panel of b; what it becomes begins with the bias.
+  // Writes the product of a and a panel of b to a panel of `out`, or adds it; a written panel begins with the bias.
   void multiply_panel(const Broadcast<Element>& a, Index count, Index deep, const Element* b,
                       Index first, Index column, bool adds, Real* edge) const {
     const Index columns = std::min(L, out_.columns - column);
@@ -309,7 +309,7 @@ void multiply(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor
   detail::Product<Real, Real>(c, depth, a, b, out, into, bias).run();
 }
 
-// out[column] += sum over rows
+// out[column] += sum of the column over all rows
 template <class Real>
 void add_column_sums(Context<Real>& c, const MatrixView<const Real>& rows, Real* out) {
   constexpr Index chunk = 64;

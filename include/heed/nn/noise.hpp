@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Normal noise on rows, to test how well matching holds against it.
+// Normal noise on rows, for tests of how robust matching is against it.
 //
 //   x <- x + sigma rms(x) n        n standard normal
 //
@@ -33,7 +33,7 @@ void add_noise(const Context<Real>& c, double sigma, std::uint64_t stream,
   const TokenPlaces places(c, x.rows, len);
   detail::for_row_blocks(c, x.rows, x.columns, [&](Index first, Index last) {
     for (Index r = first; r < last; ++r) {
-      // Sequences are 2^32 positions apart.
+      // Sequences have 2^32 random numbers each.
       const std::uint64_t place = (std::uint64_t(places.sequence(r)) << 32) +
                                   std::uint64_t(first_position + places.position(r));
       for (Index i = 0; i < x.columns; ++i)

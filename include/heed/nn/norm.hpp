@@ -44,7 +44,7 @@ inline void write(Pack<Real> value, Real* to) {
   value.store(to);
 }
 
-// Calls body(S(), j) for all columns; S is the type of the columns from j on, a pack of them or a single one.
+// Calls body(S(), j) for all columns; S is the type of the columns from j on: a pack of them, or a single one.
 template <class Real, class Body>
 inline void for_columns(Index width, const Body& body) {
   Index j = 0;

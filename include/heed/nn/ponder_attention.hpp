@@ -2,7 +2,7 @@
 #pragma once
 
 // PonderNet around the dialectical recursion: a token leaves its layer after a step that chance chooses, with learnt
-// probabilities. The loss of a model is the mean of those that it has with each choice, and its gradient is exact.
+// probabilities. The loss of a model is the mean of its losses over all choices, and its gradient is exact.
 //
 //   z_n = the rows of all heads behind step n of N, side by side     (ops/dialectical.hpp, Halting::outside)
 //   (1) a_n = w . z_n + b,  lambda_n = sigmoid(a_n)                  n < N: halt behind this step?
@@ -11,7 +11,7 @@
 //         D_n = dL/dp_n         da_n = (1 - lambda_n) p_n D_n - lambda_n sum_(m > n) p_m D_m
 //   (3) y_n = z_n W^T + b_W                                          the output projection
 //
-//   Training: the model runs all that stands behind the layer on y_1 ... y_N, and has l_n, the loss of the token with y_n.
+//   Training: the model runs everything behind the layer on y_1 ... y_N, and gets l_n, the loss of the token with y_n.
 //   (4) L = sum_n p_n l_n + beta KL(p || g)
 //       g_n = prior (1 - prior)^(n - 1)  for n < N,  g_N = (1 - prior)^(N - 1)
 //       KL(p || g) = sum_n p_n (log p_n - log g_n)
@@ -22,14 +22,14 @@
 //   the context's seed and step, of the sequence, the position and n; step N halts the rest. y is y_n of the step that halted.
 //
 // Symbols   w and b: weights halt.weight (1, width), halt.bias (1). beta: set_ponder(). prior: set_ponder_prior().
-//           token_diagnostics(): "steps" is sum_n n p_n of a token in training, else the step that halted it; tension is
-//           that of the op.
+//           token_diagnostics(): "steps" is sum_n n p_n of a token in training, else the step that
+//           halted it; tension is the op's.
 // Shapes    in training y and dy are (N tokens, width): y_1 of all tokens, then y_2 of all, and so on. Otherwise (tokens, width).
 // Bounds    p sums to 1 up to rounding. Logarithms of p are computed from a: no NaN where a is finite.
-// Source    Banino, Balaguer, Blundell 2021, "PonderNet: Learning to Ponder", arXiv 2107.05407: lambda_n, p_n, the loss, and
-//           that evaluation samples the halting step. Both p and the prior leave to step N what is left of them; so KL is 0
-//           where every lambda_n is the prior. Differs in what recurs, the attention of a transformer's last block, and in
-//           that each token halts by itself, with one lambda_n for all of its heads.
+// Source    Banino, Balaguer, Blundell 2021, "PonderNet: Learning to Ponder", arXiv 2107.05407: lambda_n, p_n, the loss,
+//           and that evaluation samples the halting step. In p and in the prior step N has the remaining probability, so
+//           that KL is 0 where every lambda_n is the prior. Differs in the recursion, which is the attention of a
+//           transformer's last block, and in that each token halts by itself, with one lambda_n for all of its heads.
 // Cost      training: the rest of the block and the head N times. Otherwise they run once; the recursion takes its N steps, since
 //           a token's lambda needs the rows of all heads, which the engine computes apart.
 
@@ -42,7 +42,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// The prior of PonderNet where nothing else is set: of six steps a row takes 2.9.
+// The prior of PonderNet unless another is set: out of six steps a row takes 2.9 in the mean.
 inline constexpr double kPonderPrior = 0.3;
 
 template <class Real>
@@ -51,7 +51,7 @@ class PonderAttention final : public AttentionLayer<Real> {
   ProjectedAttention<Dialectical<Real>>
       projected;  // q, k, v and the recursion, without an output projection
 
-  // `steps` >= 2 is N. Names and bias of `options` are those of the projections.
+  // `steps` >= 2 is N. `options` gives names and bias of the projections.
   PonderAttention(const AttentionOptions& options, int steps, Mask<Real> mask)
       : projected(without_out(options),
                   make_dialectical<Real>(options.heads,
@@ -100,7 +100,7 @@ class PonderAttention final : public AttentionLayer<Real> {
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return projected.new_cache(batch);
   }
-  // In training, too, a token leaves after one of its steps.
+  // A token leaves after one of its steps in training, too.
   void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
             const MatrixView<Real>& y, KvCache<Real>& cache) override {
     const Index position = cache.len();
@@ -177,7 +177,7 @@ class PonderAttention final : public AttentionLayer<Real> {
   }
 
  private:
-  // Keeps the random numbers of halting apart from those of dropout and noise.
+  // Separates the random numbers of halting from those of dropout and noise.
   static constexpr std::uint64_t kHaltingStream = std::uint64_t(1) << 33;
 
   [[nodiscard]] static AttentionOptions without_out(AttentionOptions options) {
@@ -188,7 +188,7 @@ class PonderAttention final : public AttentionLayer<Real> {
   }
   [[nodiscard]] Index steps() const { return projected.stage.op.readout.max_steps; }
 
-  // Runs the op, whose last step goes to the last rows. A pass begins: what an earlier one has left is of no use.
+  // Begins a pass, which makes the numbers of an earlier one invalid: runs the op, whose last step goes to the last rows.
   template <class Run>
   void attend(Index tokens, Run&& run) {
     rows_.resize(steps() * tokens, projected.width_out());
@@ -198,8 +198,8 @@ class PonderAttention final : public AttentionLayer<Real> {
     run(rows_.view().row_range((steps() - 1) * tokens, tokens));
   }
 
-  // Calls f(row of rows, number of a tensor (batch, heads, len, (N - 1) dim)) for the rows of each head behind each step but
-  // the last.
+  // Calls f(row of rows, index in a tensor (batch, heads, len, (N - 1) dim)) for the rows of each
+  // head behind each step but the last.
   template <class F>
   void for_trail(Index batch, Index tokens, F&& f) const {
     const Index heads = projected.heads().heads, dim = projected.heads().dim_v,
@@ -211,7 +211,7 @@ class PonderAttention final : public AttentionLayer<Real> {
             f(n * tokens + b * len + i, h * dim,
               ((b * heads + h) * len + i) * earlier * dim + n * dim);
   }
-  // z_n of all heads side by side, from what the op says of its steps.
+  // Collects z_n of all heads side by side, from the op's steps.
   void take_trail(Index batch, Index tokens) {
     const Index dim = projected.heads().dim_v;
     const Real* from = projected.stage.steps().data();
@@ -219,7 +219,7 @@ class PonderAttention final : public AttentionLayer<Real> {
       std::copy_n(from + at, dim, rows_.view().row(row) + column);
     });
   }
-  // The gradients of z_n, back to the op.
+  // Returns the gradients of z_n to the op.
   void give_trail(Index batch, Index tokens) {
     const Index dim = projected.heads().dim_v;
     std::vector<Real>& to = projected.stage.step_gradient;
@@ -269,7 +269,7 @@ class PonderAttention final : public AttentionLayer<Real> {
     }
   }
 
-  // y of the step that halts each token, the first of which has position `first` of its sequence.
+  // Writes y of the step that halts each token; the first token has position `first` of its sequence.
   void leave(Context<Real>& c, Index batch, Index first, const MatrixView<Real>& y) {
     const Index tokens = y.rows, count = steps();
     const TokenPlaces places(c, tokens, batch > 0 ? tokens / batch : 0);
@@ -277,7 +277,7 @@ class PonderAttention final : public AttentionLayer<Real> {
     left_.resize(tokens, rows_.columns());
     taken_.resize(std::size_t(tokens));
     for (Index t = 0; t < tokens; ++t) {
-      // Sequences are 2^32 positions apart.
+      // Sequences have 2^32 random numbers each.
       const std::uint64_t place =
           (std::uint64_t(places.sequence(t)) << 32) + std::uint64_t(first + places.position(t));
       Index n = 0;
@@ -296,7 +296,7 @@ class PonderAttention final : public AttentionLayer<Real> {
   Matrix<Real> rows_, drows_;       // z_n: (N tokens, heads dim_v)
   Matrix<Real> logits_, dlogits_;   // a_n: ((N - 1) tokens, 1)
   Matrix<Real> left_;               // z_n of the step that halted, (tokens, heads dim_v)
-  std::vector<Real> shares_;        // p_n, of training
+  std::vector<Real> shares_;        // p_n, in training
   std::vector<double> log_shares_;  // log p_n
   std::vector<double> taken_;       // see token_diagnostics()
 };

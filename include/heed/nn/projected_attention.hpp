@@ -5,7 +5,7 @@
 //
 //   [q | k | v | e | m | n] = x W_in^T + b        one projection, or one each; e feeds the op's extra input, m and n the
 //                                                 numbers of its query and key tokens (plug/token_inputs.hpp)
-//   q, k  <- rope(norm(q)), rope(norm(k))  where asked for
+//   q, k  <- rope(norm(q)), rope(norm(k))  if the options say so
 //   y     = op(q, k, v, e) W_out^T + b     or the op's rows themselves, without an output projection
 //
 // Low-rank keys and values: l = x W_l^T of few columns, k = l W_k^T, v = l W_v^T.
@@ -29,7 +29,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Where the op's extra input comes from: see the three formulas above.
+// The source of the op's extra input: see the three formulas above.
 enum class ExtraSource { projected, from_query, calculated };
 
 // Names of the projections' weights. With a name for `packed`, one projection of that name gives q, k, v and the
@@ -53,7 +53,7 @@ struct AttentionOptions {
   ExtraSource extra = ExtraSource::projected;
   Index latent = 0;  // columns of l; 0: keys and values are projected from x
 
-  // Options of `count` heads that share the width evenly.
+  // Options for `count` heads that share the width evenly.
   [[nodiscard]] static AttentionOptions even(Index width, Index count) {
     require(count > 0 && width % count == 0, "AttentionOptions::even: width is ", width,
             ", it must be a multiple of the number of heads, ", count);
@@ -193,7 +193,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void keep_in_range() override { stage.keep_in_range(); }
 
-  // False where a row's answer depends on all rows of a batch: packed sequences end each by itself.
+  // False if a row's output depends on all rows of a batch: packed sequences end each by itself.
   [[nodiscard]] bool takes_packed() const override { return !stage.op.readout.needs_rehearsal(); }
 
   [[nodiscard]] Index spread_step(const Context<Real>& c, Index batch, Index len) const override {
@@ -203,8 +203,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return stage.spread_step(c, g);
   }
 
-  // False where a token sees later ones, where the readout reads key and value of its own row, and where the op reads
-  // numbers of key tokens, which a cache does not keep.
+  // False if a token sees later ones, if the readout reads key and value of its own row, or if the
+  // op reads numbers of key tokens, which a cache does not keep.
   [[nodiscard]] bool can_step() const override {
     return stage.is_causal() && !Op::ReadoutType::uses_own_rows && kKeyInputs == 0;
   }
@@ -227,7 +227,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const auto query_inputs = in.query_inputs;
     in = cache.inputs(in.query, in.extra);
     in.query_inputs = query_inputs;
-    // The op may have learnt since the last step.
+    // The op's parameters may have changed since the last step.
     if (!detail::key_features_fit(cache.key_features(), stage.op, options_.heads, in.key))
       cache.forget_features();
     try {
@@ -344,7 +344,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                                           Index batch, Index heads) {
     return heads_of(rows.column_range(columns.first, columns.count), batch, heads);
   }
-  // A part that each output head has columns of; empty where the op reads none.
+  // The columns of a part that each output head has; empty if the op reads none.
   template <class U>
   [[nodiscard]] TensorView<U> of_heads(const MatrixView<U>& rows, const Part& columns,
                                        Index batch) const {
@@ -352,10 +352,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return part(rows, columns, batch, options_.heads.heads);
   }
 
-  // The rows that the op reads its queries from, and its keys unless attention crosses.
+  // The rows from which the op reads its queries, and its keys unless attention crosses.
   [[nodiscard]] const Matrix<Real>& read_from() const { return turns() ? turned_ : rows_; }
 
-  // Computes the rows of q, k, v, the extra input and the numbers of tokens. The first token of each sequence has position `position`.
+  // Computes the rows of q, k, v, the extra input and the inputs per token. The first token of each
+  // sequence has position `position`.
   void project(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                const MatrixView<const Real>& memory, Index position) {
     require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0,
@@ -404,7 +405,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     }
   }
 
-  // The rows that a projection reads; below, the one of two matrices that it writes to.
+  // The rows that a projection reads. Below: which of two matrices it writes to.
   [[nodiscard]] MatrixView<const Real> source_of(const Projection& p,
                                                  const MatrixView<const Real>& x,
                                                  const MatrixView<const Real>& memory) const {
@@ -489,7 +490,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   std::optional<RMSNorm<Real>> query_norm_, key_norm_;
   std::optional<Linear<Real>> out_, latent_;
   bool crosses_ = false;
-  Packed<Real> packed_;  // of the last forward()
+  Packed<Real> packed_;  // from the last forward()
   double noise_ = 0;
   std::uint64_t noise_stream_ = 0;
   Matrix<Real> rows_, memory_rows_;      // [q | k | v | extra | inputs] of x, of the memory

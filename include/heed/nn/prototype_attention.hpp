@@ -8,13 +8,12 @@
 //   y = layer(x; W)                                      nn/projected_attention.hpp
 //   memory <- keys, in (batch, token) order              training only
 //
-// A forward pass reads the prototypes as they were before it: what its keys teach is seen by the next one, and
-// backward() uses the W of its forward(). W is state, not a weight: no gradient step and no decay change it. Strength
-// and pull are weights.
+// A forward pass reads the prototypes as they were before it; only the next pass sees what its keys taught. backward() uses
+// the W of its forward(). W is state, not a weight: no gradient step and no decay change it. Strength and pull are weights.
 //
-// Resonance correction is a second loss in training, beside the model's own, which alone the model reports. c(k) is the
-// prototype that k resonates with before anything is learned. W and c(k) count as constants. Keys that resonate with no
-// prototype add 0.
+// Resonance correction is a second loss in training, beside the model's own; the model reports only
+// its own. c(k) is the prototype that k resonates with before anything is learned. W and c(k) count
+// as constants. Keys that resonate with no prototype add 0.
 //
 //   loss += lambda / (2 tokens) sum over heads and their keys of |k - W_c(k)|^2
 //   dk   += lambda / tokens (k - W_c(k))                 before rotation and norm are undone
@@ -23,11 +22,11 @@
 // Shapes   memory.prototypes (kv_heads, capacity, dim_qk), memory.counts (kv_heads); query heads that
 //          share keys share their prototypes.
 // Bounds   learning takes the minimum of prototype and key, so that no value of a prototype ever rises. Where keys have
-//          either sign, values sink, the faster the larger eta, until keys no longer resonate with the prototype.
+//          both signs, values sink, faster for larger eta, until keys no longer resonate with the prototype.
 // Errors   NotFinite for a key to be learned that is not finite, std::invalid_argument for a restored count that is
 //          not a count; nothing is learned then.
-// Source   GPT2-ART note, sections 2.1 to 2.3. Its dh = lambda (W_j* - h) is a step down the slope of
-//          the loss above.
+// Source   GPT2-ART note, sections 2.1 to 2.3. The note's dh = lambda (W_j* - h) is a step down the
+//          slope of the loss above.
 // Cost     capacity dim_qk multiply-adds per key and search: one to learn, one more to correct.
 
 #include <heed/nn/not_finite.hpp>
@@ -66,7 +65,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   }
 
   [[nodiscard]] const KeyMemoryOptions<Real>& options() const { return options_; }
-  // The memory of each key head, with all that was learned so far.
+  // The memory of each key head, with everything learned so far.
   [[nodiscard]] std::vector<ArtMemory<Real>> memories() const {
     std::vector<ArtMemory<Real>> all;
     for (Index h = 0; h < kv_heads(); ++h)
@@ -102,7 +101,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return projected.new_cache(batch);
   }
-  // Decodes without learning anything, in training neither.
+  // Decodes without learning anything, not even in training.
   void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
             const MatrixView<Real>& y, KvCache<Real>& cache) override {
     take_memories();
@@ -119,12 +118,12 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     projected.set_noise(sigma, stream);
   }
 
-  // Measures of the last forward()'s keys against the memories as they were before it learned: prototypes per head, share
-  // of keys that resonate, mean match with the best prototype, and the loss of the correction.
+  // Measures of the last forward()'s keys against the memories as they were before it learned: prototypes per head,
+  // fraction of keys that resonate, mean match with the best prototype, and the loss of the correction.
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     return diagnostics_of([](Index, Index) { return true; });
   }
-  // The same of the keys of those tokens of which chosen(sequence, token) is true; none if it is true of no token.
+  // The same for the keys of tokens for which chosen(sequence, token) is true; empty if there are none.
   template <class Chosen>
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics_of(
       const Chosen& chosen) const {
@@ -208,8 +207,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     }
   }
 
-  // Computes the gradient of the correction, then lets the memories learn the keys of the last forward pass. Where it
-  // throws, no head has learned.
+  // Computes the gradient of the correction, then lets the memories learn the keys of the last
+  // forward pass. If it throws, no head has learned.
   void learn(Context<Real>& c) {
     const TensorView<const Real> keys = projected.inputs(batch_).key.plain();
     require_finite(keys);
@@ -265,8 +264,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
 
   KeyMemoryOptions<Real> options_;
   Param<Real> prototypes_,
-      counts_;       // what was learned so far; op.score.W is what the last forward() read
-  Index batch_ = 0;  // of the last forward()
+      counts_;       // as learned so far; op.score.W is what the last forward() read
+  Index batch_ = 0;  // batch of the last forward()
   bool learns_ = true;
 };
 

@@ -9,8 +9,8 @@
 //
 // Shapes    x (batch * len, heads * dim); row r has position first_position + r % len, or its place in its packed sequence.
 // Accuracy  angles, cosines and sines in double, rounded to Real.
-// Cost      sqrt(len) dim cosines and as many sines a call: those of a position are made of two
-//           table entries, one for multiples of a step of about sqrt(len), one for the rest.
+// Cost      sqrt(len) dim cosines and as many sines a call: each is made of two table entries, one
+//           for multiples of a step of about sqrt(len), one for the rest.
 // Source    Su et al. 2021, "RoFormer", equation 34.
 
 #include <heed/nn/elementwise.hpp>
@@ -26,7 +26,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Which columns of a head turn together: (2m, 2m + 1), or (m, m + dim / 2).
+// The columns of a head that turn together: (2m, 2m + 1), or (m, m + dim / 2).
 enum class RopePairs { interleaved, halves };
 // Forward turns by the angle, backward by minus the angle.
 enum class RopeDirection { forward, backward };
@@ -99,7 +99,7 @@ inline void rotate_interleaved(Real* x, const Real* cosine, const Real* sine, In
 }  // namespace detail
 
 struct Rope {
-  Index dim = 0;  // of a head; even
+  Index dim = 0;  // width of a head; even
   double theta = 10000;
   RopePairs pairs = RopePairs::interleaved;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Learning rates over a run, and gradients kept within bounds.
+// Learning rates over a run, and limits on the size of gradients.
 
 #include <heed/nn/weight.hpp>
 
@@ -58,9 +58,8 @@ template <class Real>
 
 }  // namespace detail
 
-// Scales all gradients of `layer` by one factor, so that their common Euclidean norm is at most `max_norm`, which must
-// be positive; infinity only measures. Returns the norm before. Where that is not finite, the gradients stay as they
-// are.
+// Scales all gradients of `layer` by one factor, so that their common Euclidean norm is at most `max_norm`, which must be
+// positive; infinity only measures. Returns the norm before. If that is not finite, the gradients do not change.
 template <class Real, class Layer>
 double clip_gradients(Layer& layer, double max_norm) {
   require(max_norm > 0, "clip_gradients: max_norm is ", max_norm, ", it must be positive");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sequences that are too long for one process: each rank has some tokens of every sequence, and attention alone reads those of
-// the others (heed/mpi, gathered). Rows of a layer are the tokens of this rank, sequence by sequence, in their order.
+// Sequences that are too long for one process: each rank has some tokens of every sequence, and
+// only attention reads the tokens of other ranks (heed/mpi, gathered). Rows of a layer are the
+// tokens of this rank, sequence by sequence, in their order.
 
 #include <heed/mpi/any_communicator.hpp>
 
@@ -15,8 +16,8 @@ namespace nn {
 
 struct SpreadTokens {
   mpi::AnyCommunicator comm;
-  mpi::Shards shards;         // of each sequence
-  std::vector<Index> tokens;  // the positions of this rank's tokens in their sequence
+  mpi::Shards shards;         // parts of each sequence
+  std::vector<Index> tokens;  // positions of this rank's tokens in their sequence
 
   SpreadTokens(mpi::AnyCommunicator ranks, mpi::Shards of_ranks)
       : comm(std::move(ranks)), shards(std::move(of_ranks)) {
@@ -29,7 +30,7 @@ struct SpreadTokens {
       for (Index t = piece.begin; t < piece.end; ++t) tokens.push_back(t);
   }
 
-  // Tokens of the whole sequence, and those of them that this rank has.
+  // Number of tokens of the whole sequence, and of this rank.
   [[nodiscard]] Index len() const { return shards.len(); }
   [[nodiscard]] Index held() const { return Index(tokens.size()); }
 };

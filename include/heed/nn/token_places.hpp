@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where the rows of a layer stand: which sequence a row belongs to, and its place in it.
+// The places of a layer's rows: the sequence of each row, and its position there.
 
 #include <heed/core/error.hpp>
 #include <heed/nn/context.hpp>
@@ -13,8 +13,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Rows are sequences of `len` tokens one below the other, or packed ones of the lengths in Context::packed. Of sequences that are
-// spread over ranks (Context::spread) they are the tokens of this rank, `len` of each.
+// Rows are sequences of `len` tokens one below the other, or packed sequences of the lengths in Context::packed. Where
+// sequences are spread over ranks (Context::spread), rows are the tokens of this rank, `len` of each sequence.
 class TokenPlaces {
  public:
   template <class Real>
@@ -40,7 +40,7 @@ class TokenPlaces {
     }
   }
 
-  // Tokens of the longest sequence.
+  // Number of tokens of the longest sequence.
   [[nodiscard]] Index longest() const { return longest_; }
   [[nodiscard]] Index sequence(Index row) const {
     return places_.empty() ? row / longest_ : places_[std::size_t(row)].sequence;
@@ -54,7 +54,7 @@ class TokenPlaces {
     Index sequence, position;
   };
   Index longest_;
-  std::vector<Place> places_;  // of packed rows, and of spread ones
+  std::vector<Place> places_;  // for packed and for spread rows
 };
 
 }  // namespace nn

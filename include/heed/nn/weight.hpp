@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a layer learns: named tensors, each with its gradient.
+// The learnt parts of a layer: named tensors, each with its gradient.
 
 #include <heed/core/param.hpp>
 #include <heed/core/random.hpp>
@@ -13,7 +13,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// A tensor and the gradient that backward passes add to. Both are empty where a layer does without this weight.
+// A tensor and the gradient that backward passes add to. Both are empty if the layer has no such weight.
 template <class Real>
 struct Weight {
   Param<Real> value, grad;
@@ -55,7 +55,7 @@ template <class Layer>
 void keep_in_range(Layer& layer) {
   if constexpr (requires { layer.keep_in_range(); }) layer.keep_in_range();
 }
-// The number of numbers in all weights of `layer`.
+// Count of the numbers in all weights of `layer`.
 template <class Real, class Layer>
 [[nodiscard]] Index count_weights(Layer& layer) {
   Index count = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a
-// vigilance threshold, how much more a gate decides. Each formula has its derivative below, with G = dL/dscore.
+// Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a vigilance threshold; a
+// gate decides how much more. Each formula has its derivative below, with G = dL/dscore.
 //
 //   x = q_i . k_j                        low rank: q P and k P stand for q and k in x, n and m, and nowhere else
 //   n = 1/(|q_i| + eps)                  dq = -n^2 q/|q| dn;     m = 1/(|k_j| + eps) likewise
@@ -21,8 +21,8 @@
 //           both are rotated. Finite rows of any size have a finite score if their logit is finite,
 //           even where their dot product is not (low rank: if scale (q P).(k P) is finite, too).
 // Zeros     x/(|x| + eps) has the derivative I/eps at x = 0: gradients of a zero row reach 1/eps.
-//           That is ZeroNorm::regularised, and what automatic differentiation gives.
-//           ZeroNorm::safe takes the cosine of a zero row for the constant 0, gradient 0.
+//           ZeroNorm::regularised keeps this derivative, as automatic differentiation does.
+//           ZeroNorm::safe sets the cosine of a zero row to the constant 0, with gradient 0.
 // Mixed     (Precision::mixed; dot = 0.0078 and S as in engine/mixed_bounds.hpp) norms are those of float rows:
 //           |c' - c| <= dot, and a score is off by at most e = dot max_j S_ij + |lambda| min(1, slope dot), where
 //           slope is the largest dr/dc: of the logistic gate alpha/4; after n iterations
@@ -30,7 +30,7 @@
 //           0.024; for random rows of width 64 whose cosine is about rho by 0.001 (root mean square), by 0.005 at most
 //           in 20,000 pairs. A converged gate at alpha 8, beta 0.4 has slope 10: 0.08 at worst. Low rank: c is computed
 //           in float.
-// Ranges    that serve: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
+// Ranges    useful: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
 //           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
 // Learning  keep_in_range() (core/interval.hpp) after a step: sharpness stays positive; of a converged gate,
 //           feedback shrinks until contraction() < 1.
@@ -54,11 +54,11 @@ inline namespace HEED_ABI {
 template <class Real>
 struct DarScore : PlainScore {
   static constexpr bool has_projection = true;
-  // 0: inverse norm of the row that enters the cosine (n, m). 1: norm of the full row if adaptive,
-  // for queries divided by d; else 0.
+  // Feature 0: inverse norm of the row that enters the cosine (n, m). Feature 1: norm of the full
+  // row if adaptive, for queries divided by d; else 0.
   static constexpr int query_features = 2, key_features = 2;
   using PlaceFree = DarScore;
-  using NormedDots = DarScore;  // the cosine multiplies its dot product by n before all else
+  using NormedDots = DarScore;  // the cosine first multiplies its dot product by n
   using KeptFeatures = DarScore;
   template <class S>
   using PairType = PairOf<DarScore, S>;
@@ -68,8 +68,8 @@ struct DarScore : PlainScore {
   Param<Real> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
 
   GateKind gate = GateKind::logistic;
-  int iterations = 0;      // of the unrolled gate; 0 and 1 are the static one
-  bool converged = false;  // the fixed point; iterations is then not read
+  int iterations = 0;      // steps of the unrolled gate; 0 and 1 give the static one
+  bool converged = false;  // takes the fixed point and ignores `iterations`
   bool adaptive = false;   // strength follows the norms
   double eps = 1e-8;
   ZeroNorm zero_norm = ZeroNorm::regularised;
@@ -104,7 +104,7 @@ struct DarScore : PlainScore {
     return resonance_gate().value(gate_input<S>(pair), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // What reports say of a pair: r, and 1 where c' crosses the vigilance (ops/dar/gate.hpp), else 0.
+  // Numbers that reports give of a pair: r, and 1 where c' exceeds the vigilance (ops/dar/gate.hpp), else 0.
   static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
   template <class S>
   [[nodiscard]] std::array<double, 2> measure(const PairType<S>& pair, const auto& p) const {
@@ -130,7 +130,8 @@ struct DarScore : PlainScore {
     detail::dar_cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
   }
 
-  // A score that inherits this one may compute something else: it is taken as it is.
+  // Calls f with the fast form of the score if there is one. A score that inherits this one may
+  // compute something else: f gets it unchanged.
   template <class Score, class F>
   static void with_form(const Score& score, F&& f) {
     if constexpr (std::is_same_v<Score, DarScore>)
@@ -172,8 +173,8 @@ struct DarScore : PlainScore {
 
   [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
 
-  // Bound of |dr_{t+1}/dr_t|, the largest of all heads: below 1 the unrolled gate converges, and
-  // `converged` may be asked for.
+  // The bound of |dr_{t+1}/dr_t| in the head where it is largest: below 1 the unrolled gate
+  // converges, and `converged` may be set.
   [[nodiscard]] double contraction() const {
     if (!sharpness.given() || !feedback.given()) return 0.0;
     const Index heads = std::max(sharpness.size(), feedback.size());
@@ -193,7 +194,7 @@ struct DarScore : PlainScore {
   }
 
  private:
-  // Where a learnt gate that has left its bound goes on: 1/(1 - slope) is 64.
+  // The slope bound to which a learnt gate that has left its range returns: 1/(1 - slope) is 64.
   static constexpr double kLargestSlope = 1.0 - 1.0 / 64;
   // 1/eps must be finite in float as well.
   static constexpr double kSmallestEps = 1e-37;
@@ -226,7 +227,7 @@ struct DarScore : PlainScore {
     return basis.given() ? pair.projected : pair.dot;
   }
 
-  // w; no more than a number whose square is finite, where w/(1 + w) is 1 already.
+  // w, limited to a number whose square is finite, where w/(1 + w) already rounds to 1.
   template <class S>
   [[nodiscard]] S weight(const PairType<S>& pair) const {
     const S w = pair.query[1] * pair.key[1];
@@ -245,7 +246,7 @@ struct DarScore : PlainScore {
     const S share = w * inverse, zero = math::constant<S>(0);
     const auto value = math::value_of(w);
     using Value = std::remove_cvref_t<decltype(value)>;
-    const auto large = value >= math::constant<Value>(kLargestWeight);  // w stands still
+    const auto large = value >= math::constant<Value>(kLargestWeight);  // w does not change
     const S dw = math::select(large, zero, S(gr * lambda * inverse * inverse));
     dlambda += gr * share;
     d.query[1] = dw * pair.key[1];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention: the mixed values are read in two opposed ways, and the query moves towards a synthesis of
-// both readings, step by step, the more the further they disagree. A row halts once its steps have become small.
+// Dialectical attention: the mixed values are read in two opposed ways, and the query moves step by step towards a
+// synthesis of both readings, further where they disagree more. A row halts once its steps have become small.
 //
 //       m = sum_j softmax(scale q . k_j)_j v_j
 //   (1) u+ = Vp m,  u- = Vn m
@@ -25,7 +25,7 @@
 //   out = z,  dq = dz
 //
 //   Halting::adaptive (adaptive computation time): learnt probabilities say after which step a row halts, and out is the
-//   mean of what the steps left. After step n, with the halting unit of the head:
+//   mean of z after each step, weighted by them. After step n, with the halting unit of the head:
 //   (7) h_n = sigmoid(halt . z_n + bh)
 //       N = the first n with h_1 + ... + h_n >= 1 - spare_eps, or max_steps
 //       p_n = h_n for n < N,  p_N = R = 1 - (h_1 + ... + h_(N-1)),  rho = N + R
@@ -33,32 +33,31 @@
 //         dl = dh h (1 - h)     dz_n += dl halt       dhalt += dl z_n       dbh += dl
 //   (8) out = sum_n p_n z_n
 //         dp_n = dout . z_n     dz_n += p_n dout
-//   rho is the time that the row takes, which a loss may hold small: `steps` of forward(), drho `grad_steps` of backward().
-//   It has a slope where N, the number of steps taken, has none; N is a constant, and where it changes out and rho jump.
+//   rho is the time that the row takes, which a loss may keep small: `steps` of forward(), drho `grad_steps` of backward().
+//   rho has a slope; N, the number of steps taken, counts as a constant, and out and rho jump where N changes.
 //
-//   Halting::outside: every row takes max_steps steps, and what each of them leaves is a result, for a loss that reads all of
-//   them (PonderNet: nn/ponder_attention.hpp).
+//   Halting::outside: every row takes max_steps steps, and z after each of them is a result, for a
+//   loss that reads them all (PonderNet: nn/ponder_attention.hpp).
 //   (9) steps = [z_1 | ... | z_(max_steps - 1)],  out = z_max_steps
 //         dz_n += dsteps_n
 //
 // Halting decisions are constants. Formulas (1) to (3) do not depend on z: they are computed once.
 //
-// Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias
-//           bs (d); gate g (1, d), gate_bias bg (1): (out, in), shared by all heads. halt (heads, d),
-//           halt_bias bh (heads), of each head: of Halting::adaptive alone, others neither read nor change them.
-//           b_pos, b_neg: the source adds them to the logits of two softmax maps P+ and P-, where
-//           they cancel. So P+ = P- = P and u+ = Vp (P v): one product with P. Kept for
-//           checkpoints; gradient exactly 0.
-// Reports   per row: updates, the steps applied, N of an adaptive row; steps_used, those of them that did not fall below
-//           halt_eps, all of an adaptive row; tension. With Halting::outside both are max_steps.
-// Limits    bh = -infinity: N = max_steps, R = 1, out is that of halt_eps = 0 bit by bit. bh large: that of max_steps = 1.
-// Bounds    of an adaptive row spare_eps <= R <= 1 up to rounding and N <= rho <= N + 1; p sums to 1.
-//           tension in [sigmoid(-1), sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and
-//           which still recurses. No NaN where all products of a row are finite, however long u
-//           or z are. per_token: no bit of a row depends on another row.
+// Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias bs (d); gate g (1, d),
+//           gate_bias bg (1): (out, in), shared by all heads. halt (heads, d), halt_bias bh (heads), of each head: only
+//           Halting::adaptive reads and changes them. b_pos, b_neg: the source adds them to the logits of two softmax maps
+//           P+ and P-, where they cancel. So P+ = P- = P and u+ = Vp (P v): one product with P. Kept for checkpoints;
+//           gradient exactly 0.
+// Reports   per row: updates, the steps applied, N of an adaptive row; steps_used, the number of those steps that were not
+//           below halt_eps, for an adaptive row all of them; tension. With Halting::outside both are max_steps.
+// Limits    bh = -infinity: N = max_steps, R = 1, out has the same bits as with halt_eps = 0. bh
+//           large: as with max_steps = 1.
+// Bounds    adaptive rows: spare_eps <= R <= 1 up to rounding and N <= rho <= N + 1; p sums to 1. tension in [sigmoid(-1),
+//           sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and which still recurses. No NaN where all products
+//           of a row are finite, however long u or z are. per_token: no bit of a row depends on another row.
 // Accuracy  double: 1e-12 of the largest entry, unless rounding decides whether a row halts.
-// Ranges    that serve: 2 to 4 steps, halt_eps 1e-4 ... 1e-2. Adaptive: up to 8 steps, bh = 1 in the beginning (rows then
-//           take two steps), a cost of 1e-3 ... 1e-1 per step in the loss.
+// Ranges    useful: 2 to 4 steps, halt_eps 1e-4 ... 1e-2. Adaptive: up to 8 steps, bh = 1 in the
+//           beginning (rows then take two steps), a cost of 1e-3 ... 1e-1 per step in the loss.
 // Source    "Dialectical (Recursive Dual) Attention". (7), (8) and rho: Graves 2016, "Adaptive Computation Time for
 //           Recurrent Neural Networks", equations 5 to 14, with one recursion per head. Differs in halting each row by itself; there,
 //           halted rows move on and count steps until the whole batch has halted: Halting::batch.
@@ -118,8 +117,8 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   }
   [[nodiscard]] bool steps_are_time() const { return adaptive(); }
 
-  // Halting::batch: a row goes on until all rows have halted. A rehearsal in which each row halts by itself tells how
-  // many steps that takes.
+  // Halting::batch: a row goes on until all rows have halted. A rehearsal, in which each row halts
+  // by itself, finds how many steps that takes.
   [[nodiscard]] bool needs_rehearsal() const {
     return halting == Halting::batch && max_steps > 1 && steps_of_all_ == 0;
   }
@@ -184,7 +183,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
       });
       kept.dz.fill(Real(0));
       std::fill(kept.dlast, kept.dlast + panel.tile.lanes, Real(0));
-      // Invariant: behind step t, dz is dL/dz_t through all that the rows did from z_t on
+      // Invariant: behind step t, dz is dL/dz_t through everything that the rows did from z_t on
       for (Index t = steps - 1; t >= 0; --t) {
         // (8), (7)
         detail::ponder_step_vjp(pass, kept, panel.head, t, panel.tile.constant(),
@@ -220,16 +219,16 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   [[nodiscard]] bool adaptive() const { return halting == Halting::adaptive; }
   [[nodiscard]] bool outside() const { return halting == Halting::outside; }
 
-  int steps_of_all_ = 0;  // of a settled readout
+  int steps_of_all_ = 0;  // for a settled readout: the steps that all rows take
 
   [[nodiscard]] int steps_to_run() const {
     return steps_of_all_ > 0 ? std::min(steps_of_all_, max_steps) : max_steps;
   }
 
-  // May a panel stop as soon as its own rows have halted?
+  // True if a panel may stop as soon as its own rows have halted.
   [[nodiscard]] bool stops_alone() const { return halting != Halting::batch; }
 
-  // (4) to (6) from z_0 = q until the rows halt, with z in place of the mixed rows; (9) where that is asked for.
+  // (4) to (6) from z_0 = q until the rows halt, with z in place of the mixed rows; (9) under Halting::outside.
   void recur(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes) const {
     copy_query(panel, panel.tile);
     run_steps(
@@ -243,7 +242,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
           std::copy_n(z.data, z.rows * z.lanes, panel.steps.part(t * z.rows, z.rows).data);
         });
   }
-  // The same with (7), and (8) in place of the mixed rows.
+  // The same steps, with (7) after each; (8) replaces the mixed rows.
   void ponder(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
               RowPieces<Real>& pieces) const {
     const PonderLanes<Real> ponder(pieces);
@@ -275,11 +274,11 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
       for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, dz.load(c, v));
   }
 
-  // Rows halt by the size of their steps alone.
+  // The halt_after of run_steps() for rows that halt only by the size of their steps.
   static constexpr auto kByStep = [](Index, bool) {};
 
-  // Begins a recursion and takes its steps until no row moves any more; returns how many. where(t) says what step t
-  // reads and writes; halt_after(t, last), behind it, may halt further rows.
+  // Begins a recursion and takes its steps until no row moves any more; returns how many. where(t) gives the memory that
+  // step t reads and writes; halt_after(t, last), called behind it, may halt further rows.
   template <class Where, class Halt>
   Index run_steps(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
                   const Where& where, const Halt& halt_after) const {
@@ -293,7 +292,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
     return limit;
   }
 
-  // 1 for the rows that the next step moves, 0 for others.
+  // Sets moved to 1 for the rows that the next step moves, to 0 for others.
   void keep_moved(const DialecticalLanes<Real>& lanes, Real* moved) const {
     const Index count = lanes.step.lanes;
     if (stops_alone())
@@ -312,7 +311,8 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
 template <class Real>
 using Dialectical = Attention<Real, DotScore<Real>, Softmax<Real>, DialecticalReadout<Real>>;
 
-// For `g`, with weights of 0: no row moves, out = q. An adaptive one halts with probability sigmoid(1) after each step.
+// The op for `g`, with weights of 0: no row moves, out = q. An adaptive row halts with probability
+// sigmoid(1) after each step.
 template <class Real>
 [[nodiscard]] Dialectical<Real> make_dialectical(const Geometry& g,
                                                  const DialecticalOptions& options = {}) {

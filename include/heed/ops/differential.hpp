@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differential attention: every head has two attention maps, and the second is subtracted from the first. What both
-// have in common is taken for noise and cancels, so that the weights of the keys that matter stand out.
+// Differential attention: every head has two attention maps, and the second is subtracted from the first. The part that
+// both share counts as noise and cancels, so that the weights of the keys that matter stand out.
 //
 //   P1 = softmax(S1),  S1 = s q1.k1        dS1 = P1 o (X - r1)              r1 = rowsum(P1 o X)
 //   P2 = softmax(S2),  S2 = s q2.k2        dS2 = -lambda P2 o (X - r2)      r2 = rowsum(P2 o X)
@@ -15,8 +15,8 @@
 //                              dlq1 = dlambda exp(lq1.lk1) lk1, dlq2 = -dlambda exp(lq2.lk2) lk2, lk1 and lk2 likewise
 //             DifferentialV2   sigmoid(x_i), x the op's extra input      dx_i = dlambda_i lambda_i (1 - lambda_i)
 //
-// Options  what lambda is, and which heads or halves of heads the two maps read: ops/differential/lambda.hpp.
-//          The readout of V1, a norm of each head's row: ops/differential/head_norm.hpp.
+// Options  the kind of lambda, and the heads or halves of heads that the two maps read: ops/differential/lambda.hpp. The
+//          readout of V1, a norm of each head's row: ops/differential/head_norm.hpp.
 // Symbols  s scale, default 1/sqrt(w); w width of one map
 // Shapes   Differential and V1: query and key (.., 2w), the halves [q1|q2] and [k1|k2], value
 //          (.., dim_v), in V1 usually 2w wide; V2: query (batch, 2 heads, len_q, w), extra (batch,
@@ -51,7 +51,7 @@ struct Difference : Lambda {
   static constexpr bool differentiates_lse = true;
   using P = Pack<Real>;
 
-  // 1 and -lambda.
+  // The factor of a map in W: 1 and -lambda.
   [[nodiscard]] Real map_factor(Index head, int map, Real extra) const {
     return map == 0 ? Real(1) : -this->lambda_of(head, extra);
   }
@@ -131,7 +131,7 @@ struct Difference : Lambda {
       detail::store_map_lse(block, 0, v, sum1);
       detail::store_map_lse(block, 1, v, sum2);
       const P inverse1 = inverse_or_zero(sum1), inverse2 = inverse_or_zero(sum2);
-      // A pair of weight 0 does not move.
+      // A pair of weight 0 has tangent 0.
       const auto mean = [&](const LaneTile<Real>& map, const LaneTile<Real>& moved) {
         return fold_over_keys<Real, P, detail::kDifferenceBlock>(map.rows, [&](P& sum, Index j) {
           const P e = map.load(j, v);
@@ -153,7 +153,7 @@ struct Difference : Lambda {
     }
   }
 
-  // In long hand: weights of one row.
+  // Reference: the weights of one row.
   template <class S>
   [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
     std::vector<S> weights = long_hand_softmax(row.scores[0]);
@@ -167,14 +167,14 @@ struct Difference : Lambda {
   [[nodiscard]] static P lse_gradient(const RowBlock<Real>& block, std::size_t map, int v) {
     return block.dlse[map] ? P::load(block.dlse[map] + v * kLanes<Real>) : P(Real(0));
   }
-  // lambda of the lanes of vector v: their own, or that of the head.
+  // lambda of the lanes of vector v: one per lane, or that of the head.
   [[nodiscard]] P lane_lambda(const RowBlock<Real>& block, int v, P head_lambda) const {
     if constexpr (Lambda::uses_extra)
       return this->lambda_of(block.head, P::load(block.extra + v * kLanes<Real>));
     else
       return head_lambda;
   }
-  // lambda. of the head by its parameters, and of the lanes of vector v.
+  // lambda. of the head by its parameters, and lambda. of the lanes of vector v.
   [[nodiscard]] P head_lambda_tangent(Index head, const Difference& direction) const {
     double sum = 0;
     if constexpr (!Lambda::uses_extra) {
@@ -226,7 +226,7 @@ using DifferentialV2 =
     Attention<Real, DotScore<Real>, Difference<Real, TokenLambda<Real>>, Identity<Real>>;
 
 // V1 of the layer at `depth` (from 1) with maps of width w and values of width 2w: lambda_init and
-// the norm's factor 1 - lambda_init belong together. `vectors` are lambda_q1, lambda_k1, lambda_q2
+// the norm's factor 1 - lambda_init are set together. `vectors` are lambda_q1, lambda_k1, lambda_q2
 // and lambda_k2, zeros where empty; the norm's weight holds ones.
 template <class Real>
 [[nodiscard]] DifferentialV1<Real> make_differential_v1(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Intent gates: a sigmoid decides, column by column or for a whole row, how much of the mixed values goes on. What it
-// reads, the intent I, is an input beside query, key and value, or is computed from them.
+// Intent gates: a sigmoid decides, column by column or for a whole row, how much of the mixed values passes. It reads the
+// intent I, which is an input beside query, key and value, or is computed from them.
 //
 //   I = given                               an input of its own                            IntentGate
 //     = q_i Wg                              from the query                                 IntentFromQuery
@@ -155,7 +155,7 @@ using IntentFromQ = Attention<Real, DotScore<Real>, Softmax<Real>, IntentFromQue
 template <class Real>
 using IntentCalc = Attention<Real, DotScore<Real>, Softmax<Real>, IntentCalculated<Real>>;
 
-// For `g`, with weights of 0: every gate stands half open.
+// The op for `g`, with weights of 0: every gate is half open.
 template <class Real>
 [[nodiscard]] IntentFromQ<Real> make_intent_from_q(const Geometry& g,
                                                    GateGrain grain = GateGrain::elementwise) {

@@ -20,12 +20,12 @@
 // Symbols  strength lambda, pull mu: one value, or one per head. W: ops/prototype/memory.hpp.
 // Shapes   W (heads, M, dim_qk); categories are per query head, also where heads share keys. The
 //          readout needs dim_v = dim_qk.
-// Bounds   |score - logit| <= |lambda|; equal at lambda = 0, where dlambda is still exact. Without
-//          prototypes score = logit and out = mixed. A row that sees no key keeps the mu term. At
-//          W_m = 0 or q_i = 0 the derivative of u is I / eps, as automatic differentiation has it.
-// Ranges   that serve: lambda 0.1 ... 1, mu 0 ... 0.2.
-// Source   GPT2-ART note, section 2.1. Its index j names keys and prototypes at once: here a key
-//          stands for its category.
+// Bounds   |score - logit| <= |lambda|; they are equal at lambda = 0, where dlambda is still exact. Without prototypes
+//          score = logit and out = mixed. A row that sees no key keeps the mu term. At W_m = 0 or q_i = 0 the derivative of
+//          u is I / eps, as automatic differentiation has it.
+// Ranges   useful: lambda 0.1 ... 1, mu 0 ... 0.2.
+// Source   GPT2-ART note, section 2.1. The note's index j names keys and prototypes at once: here a
+//          key stands for its category.
 // Cost     M dim_qk multiplications per query and key, once; per pair one table entry. The readout:
 //          M dim_qk per query again.
 
@@ -71,7 +71,7 @@ struct PrototypeScore : ScoreWith<PrototypeCategories<Real>> {
 template <class Real>
 using Prototype = Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>>;
 
-// For `g`, with `prototypes` rows of zeros per head, to be filled.
+// The op for `g`, with `prototypes` rows of zeros per head, to be filled.
 template <class Real>
 [[nodiscard]] Prototype<Real> make_prototype(const Geometry& g, Index prototypes) {
   require(prototypes >= 0, "make_prototype: prototypes is ", prototypes,

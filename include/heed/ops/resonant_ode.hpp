@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Resonant attention as a differential equation: the weights of a row flow towards keys that lie close to its query,
-// da/dt = eta (D - a) with sum a = 1, for some Euler steps or until they rest. Distance counts beside the dot
-// product, and the rate of the flow says how much of the row's previous weights a step keeps.
+// Resonant attention as a differential equation: the weights of a row flow towards keys that lie close to its query, da/dt
+// = eta (D - a) with sum a = 1, for some Euler steps or until they no longer change. Distance counts beside the dot
+// product, and the rate of the flow decides how much of the row's previous weights a step keeps.
 //
 // The drive, without the row constant -rho |q_i|^2 of S_ij = scale q_i.k_j - rho |q_i - k_j|^2, which cancels in
 // every softmax and in D - mean D: one product q.k, one number per key, no tensor of len_q x len_kv x dim.
@@ -33,7 +33,7 @@
 //
 // Symbols   rho vigilance, eta resonance rate; both one number, or one per head
 // Shapes    any: kv_heads may divide heads, len_q and len_kv are free
-// Ranges    rho is any finite number, 0 to 1 serves. eta 0.1 to 1 and 3 to 5 steps serve; eta = 1 is softmax(D) after
+// Ranges    rho is any finite number, 0 to 1 is useful, as are eta 0.1 to 1 and 3 to 5 steps; eta = 1 is softmax(D) after
 //           any number of steps, and rho = 0 with eta = 1 is plain attention. A learnt eta stays between 0 and 3
 //           (equilibrium), 0 and 2 (lagrange_equilibrium) by keep_in_range() (core/interval.hpp) after a step.
 // Bounds    A softmax step multiplies the distance of two rows by at most contraction() = |kappa| / 2: below 1 the
@@ -41,17 +41,17 @@
 //           finite eta. Weights of the Lagrange flow sum to 1, but may be negative.
 //           Hidden keys weigh exactly 0 and have gradient 0, whatever X holds there; a row that sees no key has
 //           weights 0, lse -infinity, residual 0, gradient 0; a visible NaN makes its own row NaN.
-// Reports   residual: max_j |a_n - a_(n-1)|; at equilibrium, by how much one more step moves a.
-//           lse: log-sum-exp of the last softmax argument, kappa a_(n-1) + eta D, for the D given; for n = 1 of eta D
-//           alone (a_0 is constant in a row and cancels). A row constant c that D lacks is missing in it as eta c.
+// Reports   residual: max_j |a_n - a_(n-1)|; at equilibrium, the change of a by one more step. lse: log-sum-exp of the last
+//           softmax argument, kappa a_(n-1) + eta D, for the D given; for n = 1 of eta D alone (a_0 is constant in a row
+//           and cancels). A row constant c that D lacks is missing in it as eta c.
 // Accuracy  D carries rounding of size rho |q_i|^2 and rho |k_j|^2: where both are far larger than
 //           |q_i - k_j|^2, take longer scalars or centre the rows. The equilibrium's logits end within `tolerance`.
 // Mixed     (Precision::mixed; dot = 0.0078 and S as in engine/mixed_bounds.hpp) |q_i|^2 and |k_j|^2 are those of float
-//           rows, so that what is rounded in q.k does not cancel in the distance: D is off by at most
-//           delta = dot max_j S_ij (1 + 2 rho/|scale|). Of the steps and their equilibrium
+//           rows, so that the rounding of q.k does not cancel in the distance: D is off by at most
+//           delta = dot max_j S_ij (1 + 2 rho/|scale|). The steps and their equilibrium have
 //           e = |eta| delta / (1 - |kappa|/2), for |kappa| < 2, since a step multiplies an error of the weights by
-//           |kappa|/2 at most; weights of the Lagrange flows are off by at most 2 |w| delta each. Near points suffer most: of
-//           random rows of width 64 with a cosine of 0.99, |q - k|^2 is 1.28 in the mean and off by 0.065 (root mean
+//           |kappa|/2 at most; weights of the Lagrange flows are off by at most 2 |w| delta each. Near points suffer most:
+//           for random rows of width 64 with a cosine of 0.99, |q - k|^2 is 1.28 in the mean and off by 0.065 (root mean
 //           square), 0.33 at most in 20,000 pairs; with a cosine of 0.6 it is 51, off by 0.05 and 0.24.
 // Source    "Adaptive Resonance as Differential Equations for Attention" (GPT2-ART notes), sections
 //           3.1 to 4, and its listing ResonantDifferentialAttention. Differs in: hidden keys weigh
@@ -112,7 +112,7 @@ struct ResonantFlowOptions {
   double tolerance = 0;  // >= 0, of the logits at equilibrium; 0: rounding of the scalar type
 };
 
-// The flow: drives of a row become its weights a.
+// The flow turns the drives of a row into its weights a.
 template <class Real>
 struct ResonantFlow : PlainRows, ResonantFlowOptions {
   static constexpr int diagnostics = 1;
@@ -120,7 +120,7 @@ struct ResonantFlow : PlainRows, ResonantFlowOptions {
 
   Param<Real> eta = Real(0.5);  // scalar or per head
 
-  // Where eta may lie.
+  // The range of eta.
   [[nodiscard]] Interval rates() const {
     if (mode == FlowMode::equilibrium)
       return {0, 3, "it must lie between 0 and 3 for the equilibrium to be unique and reached"};
@@ -141,14 +141,14 @@ struct ResonantFlow : PlainRows, ResonantFlowOptions {
             ", it must be one of FlowMode's four (0 to 3)");
   }
 
-  // |1 - eta| / 2, the largest of all heads.
+  // |1 - eta| / 2 in the head where it is largest.
   [[nodiscard]] double contraction() const {
     double largest = 0;
     for (Index h = 0; h < eta.size(); ++h) largest = std::max(largest, contraction_of(eta[h]));
     return largest;
   }
 
-  // Scratch tiles, of which one vector's share is touched; backward keeps every step.
+  // Number of scratch tiles, of which a vector uses its own part; backward keeps every step.
   [[nodiscard]] Index work_tiles(bool backward) const {
     if (mode == FlowMode::steps) return backward ? Index(steps) + 1 : 1;
     if (mode == FlowMode::equilibrium) return backward ? 3 : 2;
@@ -184,8 +184,8 @@ struct ResonantFlow : PlainRows, ResonantFlowOptions {
     grad.eta.head(block.head) += Real(deta);
   }
 
-  // In long hand: the weights of one row, given its visible drives. The fixed point takes as many steps
-  // as the contraction asks for; with the multiplier it is linear, and taken as it is.
+  // Reference: the weights of one row, from its visible drives. The fixed point takes as many steps
+  // as the contraction requires; with the multiplier it has a closed form.
   template <class S>
   [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
     if (mode == FlowMode::lagrange_equilibrium)
@@ -219,7 +219,7 @@ struct ResonantFlow : PlainRows, ResonantFlowOptions {
   [[nodiscard]] static double contraction_of(const Real& rate) {
     return std::abs(1 - double(math::value_of(rate))) / 2;
   }
-  // With eta = 1 a step forgets where it came from: the second repeats the first.
+  // With eta = 1 a step does not depend on the weights before it: the second step repeats the first.
   [[nodiscard]] int distinct_steps(Real rate) const {
     return rate == Real(1) ? std::min(steps, 2) : steps;
   }

@@ -21,7 +21,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Does a readout say its answer in long hand, by itself or with the score?
+// True if a readout has a reference(), with or without the score as its argument.
 template <class Readout, class Score, class Context>
 concept HasLongHand = requires(const Readout& readout, const Score& score, Context& context) {
   readout.reference(context, score);
@@ -41,7 +41,7 @@ struct Attention {
   Normaliser normaliser;
   Readout readout;
 
-  // f(name, Param<Real>&) for every learnable parameter; empty ones are not in use.
+  // Calls f(name, Param<Real>&) for every learnable parameter; empty ones are not in use.
   template <class F>
   void visit(F&& f) {
     visit_parts(*this, f);
@@ -63,8 +63,8 @@ struct Attention {
       heed::validate(readout, g, where);
   }
 
-  // Brings parameters that a step of an optimiser has carried out of their range back inside: validate() accepts
-  // them again. Others stay as they are.
+  // Moves parameters that a step of an optimiser has carried out of their range back into it, so
+  // that validate() accepts them again. Other parameters do not change.
   void keep_in_range() {
     heed::keep_in_range(score);
     heed::keep_in_range(normaliser);
@@ -83,14 +83,14 @@ struct Attention {
       "heed: an op has one extra input; here normaliser and readout both ask for one; further "
       "inputs of a row are query_inputs (plug/token_inputs.hpp)");
 
-  // Width of the extra input (batch, heads, len_q, width); 0 for none. What a row reads beside it are numbers of its token
-  // (plug/token_inputs.hpp).
+  // Width of the extra input (batch, heads, len_q, width); 0 for none. The other numbers that a row
+  // may read come with its token (plug/token_inputs.hpp).
   [[nodiscard]] Index extra_dim(const Geometry& g) const {
     if constexpr (Normaliser::uses_extra) return 1;
     return readout.extra_dim(g);
   }
 
-  // The readout's members, with the score for those that work on its parameters (plug/readout.hpp).
+  // The readout's members; a readout that works on the score's parameters gets the score (plug/readout.hpp).
   void read_out(const ReadoutPanel<Real>& panel) const {
     if constexpr (Readout::uses_score)
       readout.forward(panel, score);
@@ -127,9 +127,8 @@ struct Attention {
   }
 };
 
-// What the doors take for an op: what names its scalar. What else an op must have, check_attention_op<Op>()
-// (plug/check.hpp) says, a sentence for each member that is missing; a stricter concept would end in "no matching
-// function".
+// An op, for the public calls: any type that names its scalar. check_attention_op<Op>() (plug/check.hpp) checks all other
+// members, with one sentence for each that is missing; a stricter concept would end in "no matching function".
 template <class Op>
 concept AttentionOp = requires {
   typename Op::Scalar;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One sentence per missing member. A concept alone says "no matching function"; the doors call these
-// checks first, so that the author of a variant reads what is missing, and where it is described.
+// Checks with one sentence per missing member. A concept alone says "no matching function". Public calls make these checks
+// first, so that the author of a variant reads which member is missing, and where it is described.
 
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
@@ -33,7 +33,7 @@ consteval bool check_part() {
   return true;
 }
 
-// Is the Param that `positions` points to an entry of the score's list, and one with a shape?
+// True if the Param that `positions` points to is an entry of the score's list, and has a shape.
 template <class Score>
 consteval bool find_positions() {
   bool found = false;
@@ -48,7 +48,8 @@ consteval bool find_positions() {
 template <class Score>
 inline constexpr bool names_positions = find_positions<Score>();
 
-// Has the score a member called score_vjp, whatever its signature? If so, the name is ambiguous here.
+// Finds a member called score_vjp, whatever its signature: if the score has one, the name is
+// ambiguous in a class that inherits both.
 struct AnyScoreVjp {
   int score_vjp;
 };
@@ -59,7 +60,7 @@ inline constexpr bool names_score_vjp = !requires {
   &BothScoreVjps<Score>::score_vjp;
 };
 
-// The same of a normaliser's vjp.
+// Finds a normaliser's vjp in the same way.
 struct AnyVjp {
   int vjp;
 };
@@ -70,7 +71,7 @@ inline constexpr bool names_vjp = !requires {
   &BothVjps<Normaliser>::vjp;
 };
 
-// Are there functions for the features of such rows?
+// True if the score has functions for the features of such rows.
 template <class Rows, class Score, class Row>
 inline constexpr bool has_features = requires(const Score& score, const Row& row,
                                               typename Row::Scalar* f) {
@@ -81,7 +82,7 @@ inline constexpr bool has_features = requires(const Score& score, const Row& row
   Rows::of(score, row, p, f);
 };
 
-// Are the weights of a row there in long hand, or follow from a formula?
+// True if the weights of a row have a reference(), or follow from a formula.
 template <class Normaliser, class S>
 inline constexpr bool has_reference = requires(const Normaliser& n, const LongHandRow<S>& row) {
   { n.reference(row) } -> std::convertible_to<std::vector<S>>;
@@ -277,7 +278,7 @@ consteval bool check_readout() {
       key_inputs_of<Readout> == 0,
       "heed: a readout reads numbers of its query's token alone and has no key_inputs; the "
       "score and a row normaliser may have some (plug/token_inputs.hpp)");
-  // What a readout that uses the score must have depends on the score.
+  // The members that a readout with uses_score must have depend on the score.
   if constexpr (!Readout::uses_score) {
     static_assert(
         requires(const Readout r, const Geometry& g) {
@@ -298,8 +299,8 @@ consteval bool check_readout() {
   return true;
 }
 
-// Fails to compile, with one sentence, when the slow twin (reference/reference.hpp) has no long hand of a part of Op. Row: of
-// the twin, as features see it.
+// Fails to compile, with one sentence, when a part of Op has no reference() for
+// reference/reference.hpp. Row: the row type by which the reference calls features.
 template <class Op, class Row>
 consteval bool check_long_hand() {
   using S = typename Op::Scalar;
@@ -309,25 +310,25 @@ consteval bool check_long_hand() {
       requires(const Score& s, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p) {
         { s.score(pair, p) } -> std::convertible_to<S>;
       },
-      "heed: the slow twin, and so check_op, runs score() on plain numbers, too: a score needs "
+      "heed: the reference, and so check_op, runs score() on plain numbers, too: a score needs "
       "`template <class S> S score(const PairOf<Score, S>& pair, const auto& p) const` "
       "(plug/score.hpp)");
   static_assert(
       detail::has_features<detail::OfQueries, Score, Row> &&
           detail::has_features<detail::OfKeys, Score, Row>,
-      "heed: the slow twin, and so check_op, runs features on plain numbers, too: they need "
+      "heed: the reference, and so check_op, runs features on plain numbers, too: they need "
       "`template <class Row, class S> void query_features_of(const Row& row, S* f) const`, and "
       "key_features_of alike (plug/score.hpp)");
   static_assert(
       detail::has_reference<Normaliser, S> || detail::is_row_formula<Normaliser, S>,
-      "heed: a normaliser without reference() has no slow twin, which check_op compares with: add "
+      "heed: a normaliser without reference() cannot be compared with one by check_op: add "
       "`template <class S> std::vector<S> reference(const LongHandRow<S>& row) const`, the weights "
-      "of one row in long hand (plug/normaliser.hpp)");
+      "of one row in plain loops (plug/normaliser.hpp)");
   static_assert(
       requires(const Op& op, ReadoutContext<S>& context) { op.read_out_reference(context); },
-      "heed: a readout without reference() has no slow twin, which check_op compares with: add "
-      "`template <class S> void reference(ReadoutContext<S>& context) const`, its answer in long "
-      "hand (plug/readout.hpp)");
+      "heed: a readout without reference() cannot be compared with one by check_op: add "
+      "`template <class S> void reference(ReadoutContext<S>& context) const`, its output in plain "
+      "loops (plug/readout.hpp)");
   return true;
 }
 

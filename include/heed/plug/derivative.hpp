@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The derivative of a score: its own score_vjp, or, where it has none, dual numbers run through score().
-// A user's score without a derivative thus still gets a fused backward in O(len) memory.
+// The derivative of a score: its own score_vjp, or, without one, score() on dual numbers. A user's
+// score without a derivative thus still gets a fused backward in O(len) memory.
 
 #include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/score.hpp>
@@ -21,8 +21,8 @@ concept HasScoreVjp = requires(const Score& score, const PairOf<Score, S>& pair,
 
 namespace detail {
 
-// Calls f(n, value) for every differentiable field that pairs of this score have, side by side in one or
-// more pairs; n = 0, 1, ... is its direction, a constant.
+// Calls f(n, value) for every differentiable field that pairs of this score have, in one pair, or
+// in several at once; the constant n = 0, 1, ... is the field's direction.
 template <class Score>
 struct Directions {
   static constexpr int projected = 2, table = projected + Score::has_projection,
@@ -77,11 +77,11 @@ template <class Score, class Form, class S>
 template <class Form>
 concept GathersSums = Form::gathers_sums;
 
-// How a loop holds a form: a small one by value, in registers; a score with parameters by reference.
+// The type by which a loop holds a form: a small form by value, in registers; a score with parameters by reference.
 template <class Form>
 using HeldForm = std::conditional_t<std::is_trivially_copyable_v<Form>, const Form, const Form&>;
 
-// d.<field> = g * dscore/dfield; dp[i] += g * dscore/dp[i]. `d` arrives zeroed.
+// Sets d.<field> = g * dscore/dfield, and adds to dp[i] g * dscore/dp[i]. `d` must be zero before.
 template <class Score, class Form, class S>
 [[gnu::always_inline]] inline void differentiate_score(const Form& form,
                                                        const PairOf<Score, S>& pair,

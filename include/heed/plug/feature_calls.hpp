@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How feature functions are called. Those that read the head's parameters take them behind the row, and their vjp adds to
-// the gradients of the parameters:
+// Calls the feature functions of a score. Functions that read the head's parameters take them
+// behind the row, and their vjp adds to the gradients of the parameters:
 //
 //   query_features_of(row, p, f)                       f[0..query_features) of a row and the parameters p[0], p[1], ...
 //   query_features_vjp(row, p, f, df, add, dp)         adds df . df/drow through `add`, and dp[i] += df . df/dp[i]
@@ -23,7 +23,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Where a row stands, and how many keys it sees: what features read that dual numbers differentiate.
+// The position of a row, and the number of keys that it sees: all that features may read when dual
+// numbers differentiate them.
 template <class S>
 struct RowPlace {
   using Scalar = S;
@@ -43,7 +44,7 @@ struct RowPlace {
 
 namespace detail {
 
-// Which rows, and the two functions of a score for them.
+// Selects a score's features of query rows, or of key rows.
 struct OfQueries {
   template <class Score>
   static constexpr int count = Score::query_features;
@@ -75,7 +76,7 @@ struct OfKeys {
 
 }  // namespace detail
 
-// Do features of these rows (detail::OfQueries, detail::OfKeys) read the head's parameters?
+// True if the features of these rows (detail::OfQueries, detail::OfKeys) read the head's parameters.
 template <class Rows, class Score>
 inline constexpr bool features_read_parameters = requires(const Score& score,
                                                           const RowPlace<double>& row,
@@ -122,7 +123,7 @@ void features_vjp(const Score& score, const Row& row, const ScalarsOf<Score, S>&
     features_by_duals<Rows>(score, row, p, df, dp);
 }
 
-// p of head h in every lane.
+// The parameters p of head h in every lane.
 template <class Real, class Score>
 [[nodiscard]] ScalarsOf<Score, Pack<Real>> lanes_of_scalars(const Score& score, Index h) {
   ScalarsOf<Score, Pack<Real>> p;
@@ -130,7 +131,7 @@ template <class Real, class Score>
     p[std::size_t(i)] = Pack<Real>(scalar_of<Real>(score, i, h));
   return p;
 }
-// Has one of the p a value per head?
+// True if one of the p has a value per head.
 template <class Score>
 [[nodiscard]] bool scalars_differ_by_head(const Score& score) {
   bool differ = false;
@@ -139,7 +140,7 @@ template <class Score>
   return differ;
 }
 
-// A row of numbers 1, and where its gradients go, that know how many numbers of its token there are.
+// A row of ones that also takes gradients. It throws where features read a number of the token that there is not.
 template <class Real>
 struct CountedRow {
   using Scalar = Pack<Real>;
@@ -171,7 +172,7 @@ struct CountedRow {
   }
 };
 
-// Runs the features of a row once, and the way of its gradients back.
+// Runs the features of a row once, and their vjp.
 template <class Rows, class Real, class Score>
 void run_features(const Score& score, const CountedRow<Real>& row) {
   using S = Pack<Real>;
@@ -191,8 +192,8 @@ void run_features(const Score& score, const CountedRow<Real>& row) {
   }
 }
 
-// Throws, its sentence starting with `where`, if features read numbers of tokens that the score does not declare: the
-// engine's rows do not look.
+// Throws, its sentence starting with `where`, if features read numbers of tokens that the score
+// does not declare. The engine's rows do not check this.
 template <class Real, class Score>
 void require_declared_inputs(const Score& score, Index dim, const char* where) {
   const char* of_queries = sums_inputs<Score> ? "key_inputs" : "query_inputs";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Side values of rows that many scores ask for, and what a pair's score makes of them. A score inherits
-// ScoreWith<SquaredNorms>, or a formula names them: using Features = SquaredNorms;
+// Side values of rows that many scores use, and functions that a pair's score computes from them. A
+// score inherits ScoreWith<SquaredNorms>, or a formula names them: using Features = SquaredNorms;
 //
 //   SquaredNorms, SquaredKeyNorms   |x|^2 of both rows, of the key        d|x|^2 = 2 x . dx
 //   InverseNorms                    1/(|x| + 1e-8) of both rows           df = -f^2 x . dx / |x|
@@ -14,8 +14,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// One number f of each query and key row, the same for both: pair.query[0] and pair.key[0]. `Feature` has
-// of(row) and vjp(row, f, df, add), which adds df * df/drow.
+// One number f per query row and per key row, by the same function: pair.query[0] and pair.key[0].
+// `Feature` has of(row) and vjp(row, f, df, add), which adds df * df/drow.
 template <class Feature>
 struct BothRows {
   static constexpr int query_features = 1, key_features = 1;
@@ -48,7 +48,7 @@ struct KeyRows : BothRows<Feature> {
   void query_features_vjp(const Row&, const S*, const S*, const Add&) const {}
 };
 
-// |x|^2; overflows where squares do.
+// |x|^2; infinite where a square is too large.
 struct SquaredNorm {
   template <class S, class Row>
   [[nodiscard]] static S of(const Row& row) {
@@ -94,13 +94,13 @@ struct LogVisible : NoSideValues {
   }
 };
 
-// cos(q, k), of a pair with InverseNorms.
+// cos(q, k) for a pair with InverseNorms.
 template <class S>
 [[nodiscard, gnu::always_inline]] inline S cosine(const Pair<S, 1, 1>& pair) {
   return pair.dot * pair.query[0] * pair.key[0];
 }
-// |q - k|^2, of a pair with SquaredNorms. Where q = k, rounding may take it below 0, and its square root has no
-// finite derivative: under a root, take math::maximum with a small number.
+// |q - k|^2 for a pair with SquaredNorms. If q = k, rounding may take it below 0, and its square
+// root has no finite derivative: under a root, use math::maximum with a small number.
 template <class S>
 [[nodiscard, gnu::always_inline]] inline S squared_distance(const Pair<S, 1, 1>& pair) {
   return pair.query[0] + pair.key[0] - (pair.dot + pair.dot);

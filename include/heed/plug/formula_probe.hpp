@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A vector of pairs that explains itself. The doors compile a formula (plug/own_score.hpp), and a streaming normaliser
-// whose members are templates of their vectors (plug/streaming.hpp), for it before all others, and never run that: what
-// cannot be done with a vector of pairs ends in one sentence here, before the engine's own vectors end in pages.
+// A vector of pairs whose compile errors are sentences. Public calls first compile a formula
+// (plug/own_score.hpp), or a streaming normaliser whose members are templates of their vectors
+// (plug/streaming.hpp), for this type, and never run it: an operation that vectors of pairs do not
+// have ends in one sentence here, and not in pages about the engine's own vectors.
 
 #include <heed/core/scalar.hpp>
 #include <heed/simd/functions.hpp>
@@ -23,7 +24,7 @@ struct ProbeMask {
   ProbeMask() = default;
   ProbeMask(const typename Pack<Real>::Mask&) {}
 
-  // For functions of packs, heed::select for one.
+  // Used by functions of packs such as heed::select.
   operator typename Pack<Real>::Mask() const { return typename Pack<Real>::Mask{}; }
   operator bool() const {
     static_assert(
@@ -40,7 +41,7 @@ struct ProbeMask {
   friend bool any_lane(ProbeMask) { return false; }
 };
 
-// A pack whose comparisons and conversions speak.
+// A pack whose comparisons and conversions do not compile, with a sentence that says what to do.
 template <class Real>
 struct Probe : Pack<Real> {
   Probe() = default;
@@ -48,8 +49,8 @@ struct Probe : Pack<Real> {
   template <class C>
   requires std::is_arithmetic_v<C> Probe(C number) : Pack<Real>(number) {}
 
-  // The functions of <cmath> take one for a long double. A conversion to double, too, would make them ambiguous, and
-  // `flag ? pair.logit : 0.0` with them.
+  // Functions of <cmath> convert a probe to long double. A conversion to double, too, would make
+  // them ambiguous, and with them `flag ? pair.logit : 0.0`.
   template <std::same_as<long double> Number>
   operator Number() const {
     static_assert(
@@ -65,7 +66,7 @@ inline constexpr bool is_probe = false;
 template <class Real>
 inline constexpr bool is_probe<Probe<Real>> = true;
 
-// Two operands of which one is a probe; the other may be a number, or a pack.
+// Two operands, at least one of them a probe; the other may be a number or a pack.
 template <class A, class B>
 concept WithProbe = (is_probe<A> && (is_probe<B> || std::convertible_to<B, A>)) ||
                     (is_probe<B> && std::convertible_to<A, B>);
@@ -115,8 +116,8 @@ template <class A, class B>
 requires WithProbe<A, B> ComparedProbes<A, B>
 operator!=(const A&, const B&) { return {}; }
 
-// Each compiles a member of a streaming normaliser, and does not run it. A member that takes packs by name takes a probe for
-// a pack.
+// Each of these compiles a member of a streaming normaliser, and does not run it. A probe converts
+// to a pack for members that take packs by name.
 template <class Normaliser, class State, class S>
 [[nodiscard]] auto probe_weight(const Normaliser& normaliser, const State& state, const S& x) {
   return normaliser.weight(state, x);
@@ -125,11 +126,11 @@ template <class Normaliser, class State, class S>
 [[nodiscard]] auto probe_dscore(const Normaliser& normaliser, const State& state, const S& x) {
   return normaliser.dscore(state, x, x, x, x);
 }
-// What functions of <cmath> make of a probe, and a member that returns `auto` passes on.
+// True for the result of a <cmath> function on a probe, which a member that returns `auto` passes on.
 template <class Result>
 inline constexpr bool is_of_cmath = std::is_same_v<std::remove_cvref_t<Result>, long double>;
 
-// What plug/check.hpp asks before the engine compiles a streaming normaliser.
+// The check of a streaming normaliser that plug/check.hpp makes before the engine compiles it.
 template <class Normaliser, class State, class Real>
 consteval bool probe_stream() {
   using S = Probe<Real>;
@@ -159,7 +160,8 @@ struct IsPack<detail::Probe<Real>> : std::true_type {};
 
 namespace math {
 
-// Words whose results would be packs, which do not speak; the others return what they are given.
+// Functions that would return plain packs, whose errors are not sentences, return probes here;
+// other functions return the type that they are given.
 template <class Real>
 detail::Probe<Real> exp(const detail::Probe<Real>&, Lookup) {
   return {};

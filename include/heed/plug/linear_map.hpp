@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A learnt linear map of a readout's rows, y = x W, one W per head, and its derivatives. Inside of a readout, whose member
-// `weight` is a Param of shape (heads, columns of x, columns of y):
+// A learnt linear map of a readout's rows, y = x W, one W per head, and its derivatives. A readout
+// whose member `weight` is a Param of shape (heads, columns of x, columns of y) uses it so:
 //
 //   Index work_rows(const Geometry& g, bool backward) const {
 //     return LinearMap<Real>::work_rows(g.dim_v, backward);     columns of y
@@ -10,10 +10,10 @@
 //   const LinearMap<Real> map(weight, panel);
 //   const LaneTile<Real> y = map.product(panel.tile);           forward: y = x W
 //   map.vjp(panel.saved, dy, panel.tile, grad.weight);          vjp: dx += dy W^T, dW += sum over the rows of x^T dy
-//   map_column(x, weight, head, c)                              reference: column c of y, one row in long hand
+//   map_column(x, weight, head, c)                              reference: column c of y for one row
 //
-// product() and vjp() keep y and dy in the first rows of panel.work. Several maps of a readout share them where they follow
-// each other; what must last stays in rows of its own behind those that work_rows() counts, and apply() writes there.
+// product() and vjp() keep y and dy in the first rows of panel.work. Several maps of a readout may use the same rows one
+// after another. Results that must last need rows of their own behind those that work_rows() counts; apply() writes there.
 //
 // Accuracy sums over the columns of x in their order, each term one fused multiply-add
 // Cost     columns of x times columns of y multiplications a row; vjp twice that
@@ -27,7 +27,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The gradient of rows over one panel, laid out for both products that it takes part in.
+// The gradient of rows over one panel, in the layouts of both products that read it.
 template <class Real>
 struct TurnedGradient {
   LaneTile<Real> lanes;  // [columns][lanes]
@@ -38,11 +38,11 @@ struct TurnedGradient {
 template <class Real>
 class LinearMap {
  public:
-  // Both must outlive the map, which is that of the panel's head.
+  // Both arguments must outlive the map. It uses W of the panel's head.
   LinearMap(const Param<Real>& weight, const ReadoutPanel<Real>& panel)
       : weight_(weight), panel_(panel) {}
 
-  // Scratch lane rows of product(), and with `backward` of turned() and vjp() behind them.
+  // Number of scratch lane rows of product(); with `backward`, those of turned() and vjp() included.
   [[nodiscard]] static Index work_rows(Index columns, bool backward) {
     return columns + (backward ? whole_vectors<Real>(columns) : 0);
   }
@@ -61,7 +61,7 @@ class LinearMap {
     return y;
   }
 
-  // dy with one row per lane beside it, in the rows of panel.work behind the first dy.rows.
+  // dy, and a copy of it with one row per lane, in the rows of panel.work behind the first dy.rows.
   [[nodiscard]] static TurnedGradient<Real> turned(const ReadoutPanel<Real>& panel,
                                                    const LaneTile<Real>& dy) {
     Real* rows = panel.work.row(dy.rows);
@@ -70,7 +70,7 @@ class LinearMap {
     unpack_lanes(dy.data, dy.lanes, panel.valid_lanes, dy.rows, rows, stride);
     return {dy, rows, stride};
   }
-  // dx += dy W^T,  dW += sum over the valid lanes of x^T dy. Maps with the same dy turn it once.
+  // dx += dy W^T,  dW += sum over the valid lanes of x^T dy. Several maps with the same dy need only one turned().
   void vjp(const LaneTile<const Real>& x, const TurnedGradient<Real>& dy, const LaneTile<Real>& dx,
            Param<Real>& dweight) const {
     panel_gemm<Store::add>(x.rows, columns(), panel_.vectors,
@@ -86,7 +86,7 @@ class LinearMap {
 
  private:
   [[nodiscard]] Index columns() const { return weight_.extent(2); }
-  // W of the panel's head, of `weight_` or of its gradient.
+  // W of the panel's head, in `weight_` or in its gradient.
   [[nodiscard]] auto* of_head(auto& weight, const LaneTile<const Real>& x) const {
     return weight.data() + panel_.head * x.rows * columns();
   }
@@ -95,7 +95,7 @@ class LinearMap {
   const ReadoutPanel<Real>& panel_;
 };
 
-// (x W)_c of one row x and W of head h in long hand.
+// Reference: (x W)_c of one row x and W of head h.
 template <class S>
 [[nodiscard]] S map_column(const S* x, const Param<S>& weight, Index h, Index c) {
   const Index rows = weight.extent(1), columns = weight.extent(2);

@@ -5,8 +5,8 @@
 //
 // Two kinds. A *streaming* normaliser weighs a row as it passes (plug/streaming.hpp; plug/softmax.hpp is one). A *row*
 // normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and either writes forward(row) alone, a
-// formula that heed differentiates (plug/row_formula.hpp), or works on blocks itself. It overrides what differs; this is the
-// whole list, and what does not name a block or a row serves both kinds:
+// formula that heed differentiates (plug/row_formula.hpp), or works on blocks itself. It overrides the members that differ.
+// This is the whole list; members that name neither a block nor a row serve both kinds:
 //
 //   forward(row) -> a number per pair      the weights of a row as a formula; then without the next three
 //   forward(block)                         block.scores[0] becomes the weights of the row. No default
@@ -15,8 +15,8 @@
 //   jvp(block, tangents, direction)        forward(block), and tangents of weights and lse from those of the scores
 //                                          (RowTangents); `direction`, of its own type, holds those of its parameters.
 //                                          Without it reference() is run on dual numbers, row by row
-//   reference<S>(row) -> vector<S>         the weights of one row in long hand (LongHandRow). No default
-//   reference_lse<S>(row, map) -> S        lse in long hand: log sum exp of the scores
+//   reference<S>(row) -> vector<S>         the weights of one row in plain loops (LongHandRow). No default
+//   reference_lse<S>(row, map) -> S        lse in plain loops: log sum exp of the scores
 //   parameters                             names its parameters and options (plug/parameters.hpp)
 //   maps                             1     score maps per output head, at most kMostMaps (8)
 //   diagnostics, diagnostic_name(i)  0     numbers per row that it reports
@@ -33,7 +33,7 @@
 //   query_heads(heads) -> Index            heads that the query tensor must have
 //   work_tiles(backward) -> Index    0     scratch tiles of the size of one map that it needs; a formula's are counted
 //   weight_terms<S>(rows, weights) -> vector<double>      where weights are differences: the sizes of their
-//                                          terms, which rounding errors are measured by
+//                                          terms, relative to which rounding errors are measured
 //   check(geometry, where), keep_jointly() see plug/parameters.hpp
 //   using PlaceFree                        a promise (plug/promises.hpp)
 //
@@ -60,19 +60,19 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// What one score map of one output head reads.
+// The tensor columns that one score map of one output head reads.
 struct Source {
   Index query_head = 0, kv_head = 0;
   Index query_column = 0, key_column = 0, width = 0;
 };
 
-// The head itself over the full width.
+// The source of a map that reads the whole width of its own head.
 [[nodiscard]] inline Source whole_head(const Geometry& g, Index h) {
   return {h, g.kv_head(h), 0, 0, g.dim_qk};
 }
 
-// Score maps that an output head may have. Each is a row of scores per query in scratch memory, so that a normaliser of 8 maps
-// over 8,192 keys takes 4 MiB of it per panel of 16 queries in float.
+// Most score maps of an output head. Each is a row of scores per query in scratch memory, so that a
+// normaliser of 8 maps over 8,192 keys takes 4 MiB of it per panel of 16 queries in float.
 inline constexpr int kMostMaps = 8;
 
 // Numbers of the tokens of keys: number c of key j, counted from the first key of a block.
@@ -99,7 +99,7 @@ struct RowBlock {
   const Real* visible = nullptr;         // [lanes]: keys that each query sees (counts_visible)
   LaneTile<const Real> query;            // [dim_qk][lanes], unscaled (uses_query)
   LaneTile<const Real> query_inputs;     // [query_inputs][lanes]
-  TokenRows<const Real> key_inputs;      // of keys 0 ... keys() - 1
+  TokenRows<const Real> key_inputs;      // rows of keys 0 ... keys() - 1
   Real* diagnostics = nullptr;           // out, [diagnostics][lanes]
   // Backward only.
   LaneTile<Real> dweights;                        // [keys][lanes]: gradient of the weights
@@ -111,26 +111,26 @@ struct RowBlock {
   LaneTile<Real> dquery;         // add, [dim_qk][lanes] (uses_query)
   LaneTile<Real> dquery_inputs;  // add, [query_inputs][lanes]
   TokenRows<Real> dkey_inputs;   // add, over the lanes that are queries
-  Index valid_lanes = 0;         // lanes beyond it are padding and add to no parameter
+  Index valid_lanes = 0;         // lanes from here on are padding and add to no parameter
 
   [[nodiscard]] Index keys() const { return scores[0].rows; }
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }
 };
 
-// How the rows of a block move, in forward mode.
+// The tangents of a block's numbers, in forward mode.
 template <class Real>
 struct RowTangents {
-  // [keys][lanes] per map: in, those of the scores, which may hold anything where a pair is hidden; out, in map 0, those of
-  // the weights, 0 where hidden.
+  // [keys][lanes] per map. In: tangents of the scores, which may be any number where a pair is
+  // hidden. Out, in map 0: tangents of the weights, 0 where hidden.
   std::array<LaneTile<Real>, kMostMaps> scores;
   std::array<Real*, kMostMaps> lse;   // out, [lanes]: 0 unless set
   const Real* extra = nullptr;        // [lanes] (uses_extra)
   LaneTile<const Real> query_inputs;  // [query_inputs][lanes]
-  TokenRows<const Real> key_inputs;   // may hold anything where a key is hidden
+  TokenRows<const Real> key_inputs;   // any number where a key is hidden
   LaneTile<const Real> query;         // [dim_qk][lanes] (uses_query)
 };
 
-// One row in long hand: what its query sees.
+// One row of the reference: the visible scores and the numbers of their tokens.
 template <class S>
 struct LongHandRow {
   std::vector<std::vector<S>> scores;  // [map][n], of visible keys
@@ -153,7 +153,7 @@ template <class S>
   return math::constant<S>(top) + math::log(sum);
 }
 
-// Weights exp(s_j) / sum exp(s_j) of one row of visible scores, about their largest value.
+// Weights exp(s_j) / sum exp(s_j) of one row of visible scores, computed relative to the largest.
 template <class S>
 [[nodiscard]] std::vector<S> long_hand_softmax(const std::vector<S>& scores) {
   std::vector<S> weights;
@@ -170,7 +170,7 @@ template <class S>
   return weights;
 }
 
-// What every normaliser inherits: one score map per head, over the whole of it.
+// Base of every normaliser: one score map per head, over its whole width.
 struct NormaliserDefaults {
   static constexpr int maps = 1, diagnostics = 0, query_inputs = 0, key_inputs = 0;
   static constexpr bool uses_extra = false, uses_query = false, counts_visible = false;
@@ -183,7 +183,7 @@ struct NormaliserDefaults {
   [[nodiscard]] S reference_lse(const LongHandRow<S>& row, std::size_t map) const {
     return log_sum_exp(row.scores[map]);
   }
-  // Of two maps: softmax(map 0) and what the other has taken away from it.
+  // The sizes of the terms of each weight, for two maps: softmax(map 0), and the part that map 1 takes away.
   template <class S>
   [[nodiscard]] std::vector<double> weight_terms(const std::vector<std::vector<S>>& rows,
                                                  const std::vector<S>& weights) const {
@@ -200,7 +200,7 @@ struct NormaliserDefaults {
   void keep_jointly() {}
 };
 
-// What a row normaliser inherits.
+// Base of a row normaliser.
 struct PlainRows : NormaliserDefaults {
   static constexpr bool streams = false;
   [[nodiscard]] Index work_tiles(bool) const { return 0; }

@@ -28,17 +28,17 @@
 //
 //   On packs exp and expm1 are infinite above 87.33 (float) and 708.39 (double); exp and softplus are 0 below minus that.
 //   sigmoid, softplus and tanh never overflow; pow, products and sums do where their result is no finite number. A pair whose
-//   score is +infinity or NaN makes its row NaN (engine/door.hpp), so that a formula bounds what it hands to exp, by
-//   minimum(x, 80) for example: the side that select leaves out harms nobody.
+//   score is +infinity or NaN makes its row NaN (engine/door.hpp), so a formula bounds the argument
+//   of exp, by minimum(x, 80) for example. The side that select leaves out does no harm.
 //
 // Beside the formula a struct may have
 //
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, LogVisible, or your own
 //                                      that inherits NoSideValues: numbers of a row, its position, and how many
 //                                      keys a query sees, and the parameters p where its functions take them
-//                                      (plug/feature_calls.hpp), computed once per row. Those of keys are computed once
-//                                      for each token of a KvCache, if the struct has no members of data
-//   using Transform = Rotation<T>;     what becomes of query and key rows before all else; or RmsNorm<T>, or your own
+//                                      (plug/feature_calls.hpp), computed once per row. A KvCache keeps the numbers of
+//                                      its keys, if the struct has no data members
+//   using Transform = Rotation<T>;     changes query and key rows before everything else; or RmsNorm<T>, or your own
 //                                      (plug/transform.hpp)
 //                                      TokenInputs, CumulativeInputs: numbers of tokens that the call brings with it
 //                                      (plug/token_inputs.hpp)
@@ -54,13 +54,13 @@
 //                                      validated, and kept where the op is converted to another scalar
 //   check(geometry, where), keep_jointly()      see plug/parameters.hpp
 //
-// Positions: key j has position j, query i has Inputs::first_query + i, 0 + i unless the call says otherwise. KvCache::inputs()
-// and the layers say so for the queries of a cache, which a formula need not know.
+// Positions: key j has position j, query i has Inputs::first_query + i, 0 + i unless the call says otherwise.
+// KvCache::inputs() and the layers set it for the queries of a cache; a formula need not know.
 //
-// Cost    without score_vjp dual numbers over vectors differentiate the formula; what it does not read, or
-//         what a parameter does not reach, costs nothing (autodiff/lane_dual.hpp).
+// Cost    without score_vjp dual numbers over vectors differentiate the formula; fields that it does not read, and terms
+//         that do not depend on a parameter, cost nothing (autodiff/lane_dual.hpp).
 // Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range, and where score()
-//         reads an entry of p, pair.query or pair.key that there is not: each call runs it once on doubles.
+//         reads an entry of p, pair.query or pair.key that does not exist: each call runs it once on doubles to find out.
 
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
@@ -135,7 +135,7 @@ template <class S, class Formula, class Pair, class Scalars>
   }
 }
 
-// Numbers 1 that know how many of them a formula may read, and why.
+// Ones that throw where a formula reads more of them than there are; they know why there are so few.
 template <std::size_t count>
 struct CountedNumbers : std::array<double, count> {
   const char *where, *name, *because;
@@ -169,7 +169,7 @@ struct CountedPair : PairOf<Score, double> {
 
 }  // namespace detail
 
-// A formula as a score that the engine runs: with the side values that it asks for, and the defaults of a score.
+// A formula as a score that the engine runs: it adds the formula's side values, and the defaults of a score.
 template <template <class> class Formula, class Real>
 struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                   detail::TransformOf<Formula<Real>>::Type,
@@ -177,7 +177,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
   using TransformType = typename detail::TransformOf<Formula<Real>>::Type;
   static constexpr bool has_transform = !std::is_same_v<TransformType, NoTransform>;
   static constexpr bool has_relative_rows = requires { Formula<Real>::relative_rows; };
-  // The formula's come first, also in p.
+  // The formula's parameters come first, also in p.
   static constexpr auto parameters =
       std::tuple_cat(detail::entries_of<Formula<Real>>(), detail::entries_of<TransformType>());
   template <class U>
@@ -187,14 +187,14 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                                        OwnScore, void>;
   using NormedDots =
       std::conditional_t<normed_dots<Formula<Real>> && !has_relative_rows, OwnScore, void>;
-  // Features without members can depend on the row and on p alone.
+  // Features without members depend on the row and on p alone.
   using KeptFeatures =
       std::conditional_t<std::is_empty_v<typename detail::FeaturesOf<Formula<Real>>::Type> &&
                              (!has_transform || kept_features<TransformType>),
                          OwnScore, void>;
 
   static constexpr bool has_positions = requires { Formula<Real>::positions; };
-  // Key features of a formula read no member of it.
+  // Key features read no member of the formula, so only the transform has numbers here.
   [[nodiscard]] std::vector<double> feature_numbers() const requires has_transform {
     return detail::feature_numbers_of<TransformType>(*this);
   }
@@ -213,7 +213,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
     for (Index n = 0; n < grad.table_size() * dim; ++n) to[n] += Real(dtable[n]);
   }
 
-  // What plug/check.hpp asks before the engine compiles the formula: mistakes end in one sentence.
+  // The check of a formula that plug/check.hpp makes before the engine compiles it: mistakes end in one sentence.
   [[nodiscard]] static consteval bool check_formula() {
     using S = detail::Probe<Real>;
     using Result = decltype(detail::probe_formula<S>(
@@ -229,7 +229,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
       Formula<Real>::check(g, where);
     if constexpr (has_transform) TransformType::check(g, where);
     if constexpr (has_relative_rows) detail::check_relative_rows(relative_rows(), g, where);
-    // Of those that it has the engine asks.
+    // The engine checks the numbers per token of a score that declares some.
     if constexpr (OwnScore::query_features + OwnScore::key_features > 0 && !reads_inputs<OwnScore>)
       detail::require_declared_inputs<Real>(*this, g.dim_qk, where);
     check_reads(where);
@@ -255,7 +255,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
   [[nodiscard]] Index relative_head(Index h, Index dim) const requires has_relative_rows {
     return relative_rows().extent(0) == 1 ? 0 : h * table_size() * dim;
   }
-  // Refuses a formula that reads numbers which nobody has: the engine's arrays do not look.
+  // Refuses a formula that reads numbers which do not exist. The engine's arrays do not check this.
   void check_reads(const char* where) const {
     const Formula<Real>& formula = *this;
     const detail::CountedPair<OwnScore> pair(where);

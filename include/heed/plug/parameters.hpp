@@ -19,8 +19,8 @@
 //   fixed(name, member)                  a Param of finite numbers that is not learnt
 //   option(name, member, range)          no Param
 //
-// From this list the library visits, checks and converts a part. `range` is a Range, an Interval, or a member
-// function that returns an Interval. What the list cannot say, the part says itself:
+// From this list the library visits, checks and converts a part. `range` is a Range, an Interval,
+// or a member function that returns an Interval. Two members of the part do what the list cannot:
 //
 //   check(geometry, where) const         throws std::invalid_argument, its sentence starting with `where`
 //   keep_jointly()                       brings several parameters with a common bound back inside of it
@@ -44,8 +44,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Where a number may lie; never NaN or infinite. Parameters that are learnt come back into it after each step of
-// an optimiser.
+// The range of a number; NaN and infinity are never in it. Learnt parameters are moved back into it
+// after each step of an optimiser.
 enum class Range { finite, not_negative, positive };
 
 [[nodiscard]] constexpr Interval interval_of(Range range) {
@@ -112,14 +112,14 @@ template <class Owner, class Real>
   return detail::name_member<ParameterKind::fixed>(name, member, Range::finite, true);
 }
 
-// f(entry) for each entry of a part's list, in its order; a part without a list has none.
+// Calls f(entry) for each entry of a part's list, in its order; a part without a list has none.
 template <class Part, class F>
 constexpr void for_each_entry(F&& f) {
   if constexpr (requires { Part::parameters; })
     std::apply([&](const auto&... entries) { (f(entries), ...); }, Part::parameters);
 }
 
-// f(name, Param&) for each learnt parameter of a part; Params are constant where the part is.
+// Calls f(name, Param&) for each learnt parameter of a part; Params are constant if the part is.
 template <class Part, class F>
 void visit_parameters(Part& part, F&& f) {
   for_each_entry<std::remove_const_t<Part>>([&]<class Entry>(const Entry& entry) {
@@ -138,7 +138,7 @@ template <class Part>
   return count;
 }
 
-// f(entry, number) for the entries of kind per_head, numbered from 0.
+// Calls f(entry, number) for the entries of kind per_head, numbered from 0.
 template <class Part, class F>
 constexpr void for_each_scalar(F&& f) {
   int i = 0;
@@ -162,14 +162,14 @@ template <class Part, class Entry>
   return "(" + text + ")";
 }
 
-// What shapes depend on.
+// The widths on which shapes depend, for error texts.
 [[nodiscard]] inline std::string widths_text(const Geometry& g) {
   const std::string qk = std::to_string(g.dim_qk), v = std::to_string(g.dim_v);
   return g.dim_qk == g.dim_v ? " for heads of width " + qk
                              : " for queries of width " + qk + " and values of width " + v;
 }
 
-// Where number n of a tensor of that shape stands: "[1,0,7]".
+// The place of number n in a tensor of that shape: "[1,0,7]".
 [[nodiscard, gnu::cold]] inline std::string place_text(const std::vector<Index>& shape, Index n) {
   std::string text;
   for (std::size_t axis = shape.size(); axis-- > 0; n /= shape[axis])
@@ -177,7 +177,7 @@ template <class Part, class Entry>
   return "[" + text + "]";
 }
 
-// Throws where one of the tensor's numbers is NaN or infinite. One pass over them without a branch, in each call.
+// Throws if one of the tensor's numbers is NaN or infinite. It runs in each call, so it is one pass without a branch.
 template <class Real>
 void require_finite(const Param<Real>& tensor, const char* where, const char* name) {
   const auto is_finite = [&tensor](Index n) {
@@ -221,11 +221,11 @@ void check_entry(const Part& part, const Entry& entry, const Geometry& g, const 
 
 }  // namespace detail
 
-// Numbers per head that a score reads as p[0], p[1], ...: its learnt parameters with one value, or one per head.
+// Number of values per head that a score reads as p[0], p[1], ...: its learnt parameters with one value, or one per head.
 template <class Score>
 inline constexpr int scalars_of = detail::count_scalars<Score>();
 
-// p[i] of head h.
+// The p[i] of head h.
 template <class Real, class Score>
 [[nodiscard]] Real scalar_of(const Score& score, int i, Index h) {
   Real value{};
@@ -251,8 +251,8 @@ void validate(const Part& part, const Geometry& g, const char* where, const Also
   part.check(g, where, also...);
 }
 
-// Brings the learnt parameters of a part back to where they may lie. A value inside is never moved, and one that
-// is NaN or infinite is left for validate() to name: no step of a sound size leads there.
+// Moves the learnt parameters of a part back into their ranges. A value inside is never moved. A
+// NaN or an infinity stays for validate() to name: no step of a sound size leads there.
 template <class Part>
 void keep_in_range(Part& part) {
   detail::for_each_scalar<Part>([&](const auto& entry, int) {
@@ -265,7 +265,7 @@ void keep_in_range(Part& part) {
 }
 
 // The same part over another scalar, as a type: Part<Real> becomes Part<U>, and Part<Real, Inner<Real>> becomes
-// Part<U, Inner<U>>. A part of another form names it: template <class U> using rebind = ...;
+// Part<U, Inner<U>>. A part of another form defines it: template <class U> using rebind = ...;
 template <class Part, class U>
 struct Rebind {
   static_assert(
@@ -285,7 +285,7 @@ struct Rebind<Part<Real, Inner>, U> {
 template <class Part, class U>
 using Rebound = typename Rebind<Part, U>::Type;
 
-// The same part over another scalar: all that its list names is converted or copied.
+// The same part over another scalar: everything that its list names is converted or copied.
 template <class U, class Part>
 [[nodiscard]] Rebound<Part, U> cast_part(const Part& part) {
   using To = Rebound<Part, U>;

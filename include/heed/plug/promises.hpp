@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a part of an op promises not to do, so that the engine may take liberties. A part promises for itself, and
-// for nothing that inherits from it:
+// Promises of a part of an op about what it does not read; they allow the engine faster ways. A
+// part promises for itself only, and not for types that inherit from it:
 //
 //   using PlaceFree = MyScore;         // in struct MyScore
 //
@@ -11,24 +11,24 @@
 //               heads may then be computed as several queries of one head, where query_index, key_index, head,
 //               first_query, first_row and the like would tell the difference.
 // NormedDots    A score reads pair.dot and pair.projected only times pair.query[0], and these products are what
-//               stays in range. Both factors may then come with another size, their product unchanged, so that
+//               stays in range. Both factors may then be scaled, their product unchanged, so that
 //               rows whose dot product overflows have finite scores.
 // KeptFeatures  A score's key features depend on the key's row, projected row and table entries, and on the numbers that
 //               `std::vector<double> feature_numbers() const` gives, if the score has it, and on nothing else. A cache may
-//               then keep them from call to call (engine/key_features.hpp). Projection, tables and the parameters that
-//               features read need no word: the engine compares them.
+//               then keep them from call to call (engine/key_features.hpp). Projection, tables and
+//               the parameters that features read need no mention: the engine compares them.
 //
 // Mergeable     A streaming normaliser gives each key the share exp(score) / sum of exp(score), over all keys that the
 //               query sees and nothing else, and has join() (plug/streaming.hpp). The keys of a row may then be visited in
 //               parts, each from begin() on, whose states are joined; and the answers of parts merge by their lse
 //               (engine/partial.hpp).
-// SumOfSoftmaxes  A row normaliser's weights are sums over its maps of a factor times the softmax of the map's scores, and
-//               it says which, so that the maps may be computed apart (mpi/ring.hpp):
+// SumOfSoftmaxes  A row normaliser's weights are sums over its maps of a factor times the softmax of
+//               the map's scores. Members of it give the factors, so that the maps may be computed apart (mpi/ring.hpp):
 //                 map_factor(head, map, extra)                 of a row with this extra input
 //                 map_factor_slope(map, extra)                 with uses_extra: its derivative by the extra input
 //                 add_map_factor(head, map, dfactor, grad)     without: adds to the parameters of `grad`
 //
-// Of a part that says nothing the engine expects the contrary.
+// Without a promise the engine takes the general path.
 
 #include <heed/core/config.hpp>
 

@@ -3,14 +3,14 @@
 
 // Plug point 3, the readout: what happens to the mixed values of a row?
 //
-// A readout inherits PlainReadout and overrides what differs; this is the whole list:
+// A readout inherits PlainReadout and overrides the members that differ; this is the whole list:
 //
 //   forward(panel)                          panel.tile: mixed rows in, output rows out. No default
 //   vjp(panel, grad)                        panel.tile: gradient of the output in, gradient of the
 //                                           mixed rows out; sets panel.delta = rowsum(dmixed o mixed),
 //                                           adds to dquery, down_key, down_value, sets dextra, adds
 //                                           parameter gradients to `grad`. No default
-//   reference<S>(context) -> void           the same in long hand, over all rows of a call. No default
+//   reference<S>(context) -> void           the same in plain loops, over all rows of a call. No default
 //   parameters                              names its parameters and options (plug/parameters.hpp)
 //   identity                      false     the engine skips it
 //   saves_mixed                   false     vjp needs the mixed rows (else it gets the output rows)
@@ -27,22 +27,21 @@
 //                                           work_rows and check get the score as their last argument, vjp the
 //                                           score's gradient behind it
 //   work_rows(geometry, backward)     0     scratch lane rows that it needs
-//   counts_steps                  false     writes panel.steps, what a row's steps come to, which a loss may read, and reads
-//                                           panel.dsteps: forward() and backward() of the door take them beside out.
-//                                           Twin: context.steps. without_steps() says why there are none with the options
-//                                           at hand, and is null where there are. step_columns(geometry), 1: how many
-//                                           numbers they are of each row; steps_are_time(), true: they are the time that it
-//                                           takes
+//   counts_steps                  false     writes panel.steps, a row's result about its steps, which a loss may read, and
+//                                           reads panel.dsteps; forward() and backward() of a call have them beside out.
+//                                           Reference: context.steps. without_steps() is null if the current options give
+//                                           steps, else it says why there are none. step_columns(geometry), 1: numbers per
+//                                           row; steps_are_time(), true: they are the time that the row takes
 //   diagnostics, diagnostic_name(i)   0     numbers per row that it reports
 //   diagnostic_is_index(i)        false     report i is an index: it has no mean over rows
-//   gates                         false     its answer to mixed rows of ones is a gate, which reports show
+//   gates                         false     its output for mixed rows of ones is a gate, which reports show
 //   rehearses                     false     may ask for a rehearsal: see below
 //   check(geometry, where), keep_jointly()  see plug/parameters.hpp
 //   using PlaceFree                         a promise (plug/promises.hpp)
 //
-// A row's answer may depend on the other rows of the call, if the readout says so by rehearses. Where
-// needs_rehearsal() is true, the door of forward first runs the op with rehearsal() in place of the readout; and the
-// doors of both passes run the op after settle(saved), which sees what that first, or the forward, pass has reported.
+// A row's answer may depend on the other rows of the call, if the readout says so by rehearses. Where needs_rehearsal() is
+// true, forward() first runs the op with rehearsal() in place of the readout. Both passes then run the op after
+// settle(saved), which sees the reports of the rehearsal, or of the forward pass.
 //
 // Rows of a tile are columns of the value, lanes are queries: a product with a learnt matrix, and its derivatives, are a
 // LinearMap (plug/linear_map.hpp). Lanes from valid_lanes on are padding: they may hold any finite number and must add to no
@@ -85,8 +84,8 @@ struct ReadoutPanel {
   LaneTile<const Real> dsteps;          // [step_columns][lanes]: dL/dsteps (counts_steps)
 };
 
-// Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
-// arrives holding the mixed rows.
+// The rows that a reference() of a readout may read, dense and in (batch, heads, len, dim) order.
+// `out` holds the mixed rows at first.
 template <class S>
 struct ReadoutContext {
   Geometry geometry;
@@ -95,7 +94,7 @@ struct ReadoutContext {
   std::vector<std::vector<S>> lse;               // [map][batch * heads * len_q]
   std::vector<std::vector<double>> diagnostics;  // [diagnostics][rows]
   std::vector<S> query_inputs = {};              // (batch, heads, len_q, query_inputs)
-  std::vector<S> steps = {};  // out, [row][step_columns], of a readout that gives steps
+  std::vector<S> steps = {};  // out, [row][step_columns], if the readout gives steps
 
   [[nodiscard]] S* out_row(Index b, Index h, Index i) {
     return out.data() + geometry.row_index(b, h, i) * geometry.dim_v;
@@ -113,14 +112,14 @@ struct ReadoutContext {
   [[nodiscard]] const S* extra_row(Index b, Index h, Index i, Index extra_dim) const {
     return extra.data() + geometry.row_index(b, h, i) * extra_dim;
   }
-  // Number c of `count` that the readout reads of a query's token.
+  // Number c of the `count` numbers that the readout reads of a query's token.
   [[nodiscard]] const S& query_input(Index b, Index h, Index i, Index c, Index count) const {
     return query_inputs[std::size_t(geometry.row_index(b, h, i) * count + c)];
   }
 };
 
-// delta = rowsum(a o b) per lane, added up in the order and with the roundings of panel_gemm: in a row
-// that attends to one key alone, delta then equals that key's X bit by bit, and dscore is exactly 0.
+// delta = rowsum(a o b) per lane, summed in the order and with the roundings of panel_gemm: in a row that attends to one
+// key alone, delta then equals that key's X bit by bit, and dscore is exactly 0.
 template <class Real, class A, class B>
 inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Real* delta) {
   for (int v = 0; v < vectors; ++v) {
@@ -131,7 +130,7 @@ inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Re
   }
 }
 
-// What a readout that needs nothing but the mixed rows inherits.
+// Base of a readout that needs nothing but the mixed rows.
 struct PlainReadout {
   static constexpr bool identity = false, saves_mixed = false;
   static constexpr bool uses_query = false, uses_own_rows = false, uses_extra = false;
@@ -146,7 +145,7 @@ struct PlainReadout {
   [[nodiscard]] Index step_columns(const Geometry&) const { return 1; }
   [[nodiscard]] bool steps_are_time() const { return true; }
   [[nodiscard]] bool needs_rehearsal() const { return false; }
-  // The end of a sentence about steps that were asked for.
+  // The end of an error's sentence about steps that were requested.
   [[nodiscard]] const char* without_steps() const {
     return "the op's readout counts no steps (plug/readout.hpp)";
   }

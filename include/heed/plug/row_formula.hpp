@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A row normaliser of which only the formula is written: forward(row) returns the weights, and heed derives the rest, both
-// passes and the slow twin.
+// A row normaliser given by its formula alone: forward(row) returns the weights, and heed derives
+// both passes and the reference from it.
 //
 //   template <class T>
 //   struct Sink : heed::PlainRows {                               // softmax with a further place, of learnt height
@@ -18,14 +18,14 @@
 //   };
 //   heed::Attention<float, heed::DotScore<float>, Sink<float>, heed::Identity<float>> op;
 //
-// It inherits PlainRows, and has neither vjp() nor reference(). What a formula computes with is a number per query or a number
-// per pair; a formula combines them by + - * /, plain numbers and the words of heed::math that scores have (plug/own_score.hpp),
-// select(a < b, x, y) among them, and branches on none of them. The row has
+// It inherits PlainRows, and has neither vjp() nor reference(). Each term of a formula is a number per query or a number
+// per pair; a formula combines them by + - * /, plain numbers and the words of heed::math that scores have
+// (plug/own_score.hpp), select(a < b, x, y) among them, and branches on none of them. The row has
 //
 //   score(map = 0)            per pair: the score of a map
 //   key_index()               per pair: the position of the key, from 0
 //   query_index(), visible()  per query: its position (Inputs::first_query); how many keys it sees
-//   learnt(parameter)         a parameter of the normaliser, as the head at hand has it
+//   learnt(parameter)         a parameter of the normaliser, its value for the current head
 //   learnt(parameter, n)      its entry n
 //   head()                    the output head, a plain number
 //   extra()                   per query: the op's extra input (uses_extra)
@@ -37,21 +37,21 @@
 //   sum(x)                    per query: over the keys that it sees
 //   sum_from(x), sum_up_to(x) per pair: over the keys from this one on, or up to it, this one included
 //   product_behind(x)         per pair: the product over the keys behind this one, without it
-//   largest(x)                per query: the largest number, 0 for a query that sees no key. It has no gradient: only what
-//                             does not change the weights may depend on it
+//   largest(x)                per query: the largest number, 0 for a query that sees no key. It has no gradient, so the
+//                             weights must not change with it
 //   softmax(x)                per pair: exp(x) / sum(exp(x))
-//   keep(x)                   x itself. Without it a sum or product that is read twice is computed twice
+//   keep(x)                   x, computed once; without keep() a sum or product that is read twice is computed twice
 //   report(d, x)              diagnostic d of the normaliser
 //
-// A parameter that is read in another way than by learnt() or products() has no gradient.
+// A parameter has a gradient only where learnt() or products() reads it.
 //
-// Bounds  Hidden pairs weigh nothing and leave no trace, whatever they hold; a query that sees no key has weights of 0. A NaN
-//         stays in its own row. lse is 0, or -infinity for a query that sees no key. Sums are of sums over 128 keys.
-// Cost    columns of scratch [keys]: one for each word over pairs, sum_from, softmax and keep; backward twice these, and one
-//         for each map and key_input(c). Backward takes at most 4 times forward of the normaliser (bench/NOTES.md has examples). What is
-//         iterative, such as entmax, would keep each step: there vjp() by hand is the better way.
-// Errors  std::invalid_argument where learnt() is asked for what `parameters` does not name, or for an entry that is not there,
-//         and where query_input() or key_input() is asked for a number that is not there.
+// Bounds  Hidden pairs have weight 0 and no effect, whatever they hold; a query that sees no key has weights of 0. A NaN
+//         stays in its own row. lse is 0, or -infinity for a query that sees no key. Sums add up partial sums of 128 keys.
+// Cost    columns of scratch [keys]: one for each word over pairs, sum_from, softmax and keep; backward twice these, and
+//         one for each map and key_input(c). Backward takes at most 4 times forward of the normaliser (bench/NOTES.md has
+//         examples). An iterative formula, such as entmax, would keep each step: write its vjp() by hand.
+// Errors  std::invalid_argument where learnt() reads a parameter that `parameters` does not name, or an entry that does not
+//         exist, and where query_input() or key_input() reads a number that does not exist.
 
 #include <heed/plug/row_long_hand.hpp>
 #include <heed/plug/token_inputs.hpp>
@@ -61,7 +61,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Does the normaliser have its derivative by hand?
+// True if the normaliser has a vjp() written by hand.
 template <class Normaliser, class Real>
 concept HasRowVjp = requires(const Normaliser& normaliser, RowBlock<Real>& block,
                              Normaliser& grad) {
@@ -77,7 +77,7 @@ struct RowTable {
   Real *values, *adjoints;  // [rows][W]
 };
 
-// A row as forward(row) sees it in the engine: vector v of a block, on a tape. With `grad`, the tape records.
+// The row that forward(row) gets in the engine: vector v of a block, on a tape. With `grad`, the tape records.
 template <class Normaliser, class Real>
 class TapedRow {
   using P = Pack<Real>;
@@ -220,7 +220,7 @@ class TapedRow {
                   "uses_query = true` "
                   "(plug/normaliser.hpp)");
   }
-  // Where the gradient of a parameter of the normaliser is added; null where there are none.
+  // The memory for the gradient of a parameter of the normaliser; null without gradients.
   [[nodiscard]] Real* gradient_of(const Param<Real>& parameter) const {
     Real* to = nullptr;
     find_parameter(normaliser_, parameter, [&](const auto& entry) {
@@ -241,7 +241,7 @@ class TapedRow {
       block.dquery.add(c, v,
                        math::dot_product(
                            table.rows, [&](Index p) { return P(entries[p * dim + c]); }, dz));
-    Real* rows = tape.arena().template numbers<Real>(W * padded);  // of the queries
+    Real* rows = tape.arena().template numbers<Real>(W * padded);  // rows of the queries
     for (Index c = 0; c < dim; ++c)
       for (Index i = 0; i < W; ++i) rows[i * padded + c] = block.query.row(c)[v * W + i];
     for (Index p = 0; p < table.rows; ++p)
@@ -299,7 +299,7 @@ class TapedRow {
   Normaliser* grad_;
 };
 
-// lse of vector v: 0, or -infinity where no key is seen.
+// Sets lse of vector v: 0, or -infinity where no key is seen.
 template <class Normaliser, class Real>
 void write_no_lse(const RowBlock<Real>& block, int v) {
   for (std::size_t m = 0; m < std::size_t(Normaliser::maps); ++m) {
@@ -310,7 +310,7 @@ void write_no_lse(const RowBlock<Real>& block, int v) {
 
 }  // namespace detail
 
-// forward(block) of a row normaliser, written down or derived: block.scores[0] becomes the weights.
+// forward(block) of a row normaliser, written by hand or derived from its formula: block.scores[0] becomes the weights.
 template <class Normaliser, class Real>
 void normalise_rows(const Normaliser& normaliser, RowBlock<Real>& block) {
   if constexpr (HasRowVjp<Normaliser, Real>) {
@@ -325,7 +325,7 @@ void normalise_rows(const Normaliser& normaliser, RowBlock<Real>& block) {
     }
   }
 }
-// vjp(block, grad), likewise.
+// vjp(block, grad), written by hand or derived.
 template <class Normaliser, class Real>
 void normalise_rows_vjp(const Normaliser& normaliser, RowBlock<Real>& block, Normaliser& grad) {
   if constexpr (HasRowVjp<Normaliser, Real>) {
@@ -341,13 +341,14 @@ void normalise_rows_vjp(const Normaliser& normaliser, RowBlock<Real>& block, Nor
     }
   }
 }
-// Scratch tiles of the size of one map that these need.
+// Number of scratch tiles of the size of one map that forward() or vjp() needs.
 template <class Real, class Normaliser>
 [[nodiscard]] Index row_work_tiles(const Normaliser& normaliser, bool backward) {
   if constexpr (HasRowVjp<Normaliser, Real>) {
     return normaliser.work_tiles(backward);
   } else {
-    // A rehearsal without rows. Where it records no columns have gradients, so that their adjoints count, too.
+    // Runs the formula without rows to count columns. With `grad` parameters count as learnt, so
+    // that the columns of their adjoints count, too.
     Normaliser grad = normaliser;
     detail::RowTape<Real> tape(nullptr, backward);
     tape.begin(0);
@@ -356,7 +357,7 @@ template <class Real, class Normaliser>
     return tape.columns();
   }
 }
-// The weights of one row in long hand.
+// Reference: the weights of one row.
 template <class Normaliser, class S>
 [[nodiscard]] std::vector<S> long_hand_weights(const Normaliser& normaliser,
                                                const LongHandRow<S>& row) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tools of row normalisers (plug/normaliser.hpp): what is done to whole rows of scores, for one vector of queries
-// (lanes) and all keys of their rows at a time.
+// Tools of row normalisers (plug/normaliser.hpp): operations on whole rows of scores, for one
+// vector of queries (lanes) and all keys of their rows at a time.
 //
 //   exponentials  exponentiate_row, scale_row, softmax_row_vjp   weights that are shares of exponentials
 //   sums          sum_over_keys, fold_over_keys, count_visible   whose rounding errors do not grow with the row
@@ -20,7 +20,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The largest visible score of a row, 0 where no key is seen: what exponents are counted from.
+// The largest visible score of a row, relative to which exponents are taken; 0 where no key is seen.
 template <class Real>
 [[nodiscard]] inline Pack<Real> row_top(const RowBlock<Real>& block, std::size_t map, int v) {
   const Pack<Real> largest = Pack<Real>::load(block.score_max[map] + v * kLanes<Real>);
@@ -41,8 +41,8 @@ template <class Real>
   return {tile.data + v * kLanes<Real>, tile.lanes};
 }
 
-// Scratch column `index` of the vector at hand. All vectors take the same dense memory: it stays in
-// cache, where columns of lane tiles would leave most cache sets unused.
+// Scratch column `index` of the current vector. All vectors use the same dense memory, so that it
+// stays in cache; columns of lane tiles would leave most cache sets unused.
 template <class Real>
 [[nodiscard]] inline TileColumn<Real> work_column(const RowBlock<Real>& block, Index index) {
   return {block.work.data + index * block.keys() * kLanes<Real>, kLanes<Real>};
@@ -61,8 +61,8 @@ struct PackPair {
   }
 };
 
-// add(part, j) adds key j to a partial sum, which begins at 0 every `block` keys: with 128, the rounding error of
-// 1e5 terms is that of 900. Sum is Pack<Real> or PackPair<Real>.
+// add(part, j) adds key j to a partial sum, which starts again at 0 every `block` keys: with 128,
+// the rounding error of 1e5 terms is that of 900. Sum is Pack<Real> or PackPair<Real>.
 template <class Real, class Sum = Pack<Real>, Index block = 128, class Add>
 [[nodiscard, gnu::always_inline]] inline Sum fold_over_keys(Index keys, Add&& add) {
   Sum total = Real(0);
@@ -82,14 +82,14 @@ template <class Real, class Sum = Pack<Real>, Index block = 128, class Term>
       keys, [&term](Sum & part, Index j) __attribute__((always_inline)) { part += term(j); });
 }
 
-// How many keys each lane sees.
+// Number of keys that each lane sees.
 template <class Real>
 [[nodiscard]] inline Pack<Real> count_visible(const TileColumn<Real>& scores, Index keys) {
   return sum_over_keys<Real>(
       keys, [&](Index j) { return zero_where(is_hidden(scores.load(j)), Pack<Real>(Real(1))); });
 }
 
-// exp(score - top) of the keys of vector v, into `to`; exactly 0 where hidden. Sets lse of map 0.
+// Writes exp(score - top) of the keys of vector v into `to`; exactly 0 where hidden. Sets lse of map 0.
 template <class Real>
 struct RowExponentials {
   Pack<Real> top, sum;
@@ -108,7 +108,7 @@ template <class Real>
   return row;
 }
 
-// Vector v of `row` times a factor; 0 stays 0, were the factor a NaN.
+// Multiplies vector v of `row` by a factor; 0 stays 0, even if the factor is NaN.
 template <class Real>
 inline void scale_row(const LaneTile<Real>& row, int v, Pack<Real> factor) {
   for (Index j = 0; j < row.rows; ++j) {
@@ -117,8 +117,8 @@ inline void scale_row(const LaneTile<Real>& row, int v, Pack<Real> factor) {
   }
 }
 
-// For weights w = exp(score) / sum, whatever else the sum holds: dscores[0], where w stands, becomes
-// w_j (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and returns r.
+// Backward of weights w = exp(score) / sum, where the sum may have further terms: dscores[0], which holds w, becomes w_j
+// (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and returns r.
 template <class Real>
 [[nodiscard]] inline Pack<Real> softmax_row_vjp(const RowBlock<Real>& block, int v) {
   const Pack<Real> zero = Real(0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A row as a formula sees it in the slow twin (plug/row_formula.hpp): plain loops over what the query sees, in any scalar.
+// The reference's row for a formula of weights (plug/row_formula.hpp): plain loops over the visible keys, on any scalar.
 
 #include <heed/plug/row_words.hpp>
 
@@ -13,7 +13,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Where a learnt parameter of the normaliser stands: f(entry) is called for the entry that names it.
+// Calls f(entry) for the entry of the list that names a learnt parameter of the normaliser.
 template <class Normaliser, class Parameter, class F>
 void find_parameter(const Normaliser& normaliser, const Parameter& parameter, const F& f) {
   bool found = false;
@@ -35,13 +35,13 @@ template <class Parameter>
           " of a learnt parameter with ", parameter.size(), " entries");
   return n;
 }
-// Number c of `count` that a token of a query or a key has.
+// Checks that a query's or key's token has more than c numbers; returns c.
 inline Index checked_input(Index c, Index count, const char* side) {
   require(c >= 0 && c < count, "heed: forward(row) of a normaliser asks for number ", c, " of a ",
           side, "'s token, it declares ", side, "_inputs = ", count);
   return c;
 }
-// A table needs two rows at least, between which a place may lie.
+// Checks that a table has at least two rows, since a place lies between two.
 template <class Parameter>
 [[nodiscard]] Index checked_rows(const Parameter& parameter, Index dim) {
   require(parameter.shape().size() == 2 && parameter.extent(0) >= 2 &&
@@ -59,12 +59,13 @@ struct LongHandTable {
   std::vector<S> values;
 };
 
-// The entry below a place, and how far behind it the place lies, from 0 to 1. Both are of a place within the table.
+// The entry below a place in a table, and the distance from it to the place, from 0 to 1. Both are
+// of the nearest place within the table.
 template <class Real>
 struct TablePlace {
   Index entry = 0;
   Real part = Real(0);
-  bool inside = false;  // else cut
+  bool inside = false;  // false: the place was cut
 
   TablePlace(Real place, Index rows) {
     if (std::isnan(place)) {
@@ -80,7 +81,7 @@ struct TablePlace {
   }
 };
 
-// A row as forward(row) sees it in the slow twin: what the query sees, over any scalar.
+// The row that forward(row) gets in the reference: the visible keys, over any scalar.
 template <class Normaliser, class S>
 class LongHandFormulaRow {
   using Node = LongHandNode<S>;

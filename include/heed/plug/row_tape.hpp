@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The loops over keys that the formula of a row normaliser runs (plug/row_terms.hpp), noted so that write_gradients() can
-// run them back.
+// Records the loops over keys that the formula of a row normaliser runs (plug/row_terms.hpp), so
+// that write_gradients() can run them backwards.
 
 #include <heed/core/error.hpp>
 #include <heed/plug/row_terms.hpp>
@@ -23,7 +23,7 @@ class RowArena {
     static_assert(std::is_trivially_destructible_v<X> && alignof(X) <= kAlign);
     return new (take(sizeof(X))) X(x);
   }
-  // Zeros.
+  // `count` zeros.
   template <class Real>
   [[nodiscard]] Real* numbers(Index count) {
     Real* first = static_cast<Real*>(take(std::size_t(count) * sizeof(Real)));
@@ -63,11 +63,11 @@ class RowTape {
   using Column = RowTerm<ColumnNode<Real>>;
   using Number = RowTerm<NumberNode<Real>>;
   static constexpr Index W = kLanes<Real>;
-  // Sums are of sums over so many keys (fold_over_keys).
+  // Number of keys in a partial sum; sums add up partial sums (fold_over_keys).
   static constexpr Index kRun = 128;
 
-  // Of one pass over the rows of a block. recording: write_gradients() will be called. Without a block nothing is computed, but
-  // columns() tells how many the formula keeps.
+  // A tape for one pass over the rows of a block. recording: write_gradients() will be called.
+  // Without a block nothing is computed, but columns() tells how many columns the formula keeps.
   RowTape(const RowBlock<Real>* block, bool recording)
       : block_(block),
         recording_(recording),
@@ -78,7 +78,7 @@ class RowTape {
   RowTape(const RowTape&) = delete;  // terms point at their tape
   RowTape& operator=(const RowTape&) = delete;
 
-  // Forgets all terms and takes over vector v of the block.
+  // Forgets all terms and goes on with vector v of the block.
   void begin(int v) {
     vector_ = v;
     columns_ = 0;
@@ -92,7 +92,7 @@ class RowTape {
   [[nodiscard]] int vector() const { return vector_; }
   [[nodiscard]] Index keys() const { return keys_; }
   [[nodiscard]] Index columns() const { return columns_; }
-  // Lanes of the vector that are queries.
+  // Number of lanes of the vector that are queries.
   [[nodiscard]] Index valid_lanes() const {
     return block_ ? std::clamp<Index>(block_->valid_lanes - vector_ * W, 0, W) : 0;
   }
@@ -116,23 +116,23 @@ class RowTape {
     then([this, adjoints, c] { reverse_tokens(adjoints, c); });
     return {{{this, block_->key_inputs.data + c, block_->key_inputs.stride, adjoints}}};
   }
-  // A number that depends on no other.
+  // A number that depends on no other number.
   [[nodiscard]] Number independent(P value) {
     return {{arena_.make(RowNumber<Real>{this, value, P(Real(0))})}};
   }
-  // The same, where `back(adjoint)` takes its gradient.
+  // The same; `back(adjoint)` gets its gradient.
   template <class Back>
   [[nodiscard]] Number variable(P value, const Back& back) {
     const Number number = independent(value);
     then([of = number.e.of, back] { back(of->adjoint); });
     return number;
   }
-  // write_gradients() calls back() when it comes here.
+  // Adds back() to the loops that write_gradients() runs.
   template <class Back>
   void then(const Back& back) {
     if (recording_) note(BackPass<Back>{back});
   }
-  // An expression of numbers alone.
+  // The value of an expression of numbers.
   template <class X>
   [[nodiscard]] Number number(const X& x) {
     X e = x;
@@ -141,7 +141,7 @@ class RowTape {
     if (recording_) note(NumberPass<X>{x, number.e.of});
     return number;
   }
-  // A column that holds the expression: it is computed once.
+  // A column with the values of an expression, which is computed once.
   template <class X>
   [[nodiscard]] Column keep(const X& x) {
     const Column column = kept_column();
@@ -149,14 +149,14 @@ class RowTape {
     if (recording_) note(KeepPass<X>{x, column.e});
     return column;
   }
-  // Over the keys that a query sees.
+  // The sum over the keys that a query sees.
   template <class X>
   [[nodiscard]] Number sum(const X& x) {
     const Number number = independent(sum_of(x));
     if (recording_) note(SumPass<X>{x, number.e.of});
     return number;
   }
-  // back: over the keys from each key on; else up to it. Both include the key itself.
+  // Running sums. back: over the keys from each key on; else up to it. Both include the key itself.
   template <bool back, class X>
   [[nodiscard]] Column running_sum(const X& x) {
     const Column column = kept_column();
@@ -164,7 +164,7 @@ class RowTape {
     if (recording_) note(RunningPass<X, back>{x, column.e});
     return column;
   }
-  // Over the keys behind each key.
+  // The products over the keys behind each key.
   template <class X>
   [[nodiscard]] Column product_behind(const X& x) {
     const Column column = kept_column();
@@ -172,7 +172,7 @@ class RowTape {
     if (recording_) note(ProductPass<X>{x, column.e});
     return column;
   }
-  // The largest over the keys that a query sees, 0 if it sees none. A number without a gradient.
+  // The largest over the keys that a query sees, 0 if it sees none. The number has no gradient.
   template <class X>
   [[nodiscard]] Number largest(const X& x) {
     return independent(largest_of(x));
@@ -181,7 +181,7 @@ class RowTape {
     return keys_ > 0 ? heed::count_visible(column_of(block_->scores[0], vector_), keys_)
                      : P(Real(0));
   }
-  // A column of numbers of one's own: fill(column) fills it, and back(column) takes its gradients.
+  // A column that fill(column) fills; back(column) takes its gradients.
   template <class Fill, class Back>
   [[nodiscard]] Column column(const Fill& fill, const Back& back) {
     const Column column = kept_column();
@@ -194,7 +194,7 @@ class RowTape {
     return is_hidden(block_->scores[0].load(j, vector_));
   }
 
-  // The answer of a formula becomes the weights: in place of the scores,
+  // Writes the result of a formula, the weights, over the scores.
   template <class X>
   [[gnu::noinline, gnu::flatten]] void write_weights(X e) const {
     for_runs(
@@ -202,7 +202,7 @@ class RowTape {
           block_->scores[0].store(j, vector_, zero_where(hidden(j), e.value(j)));
         });
   }
-  // or with the gradients of the scores: dw_j = dweights_j, and all loops back.
+  // Backward: takes dw_j = dweights_j, runs all loops from the last to the first, and writes the gradients of the scores.
   template <class X>
   void write_gradients(const X& x) {
     reverse_weights(x);
@@ -219,13 +219,13 @@ class RowTape {
     }
   }
 
-  // Sets what a kept column has for key j.
+  // Stores the value of key j in a kept column.
   [[gnu::always_inline]] static void store(const ColumnNode<Real>& column, Index j, P x) {
     x.store(const_cast<Real*>(column.values) + j * W);
     if (column.adjoints) P(Real(0)).store(column.adjoints + j * W);
   }
 
-  // body(j) for all keys, with e.begin() and e.finish() around every run of them.
+  // Calls body(j) for all keys, with e.begin() and e.finish() around every run of them.
   template <class X, class Body>
   [[gnu::always_inline]] static void for_runs(X& e, Index keys, const Body& body) {
     for (Index first = 0; first < keys; first += kRun) {
@@ -304,7 +304,7 @@ class RowTape {
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) { store(column, j, e.value(j)); });
   }
-  // d e_j += dy_j. The word that the expression ends in takes its own value from memory.
+  // d e_j += dy_j. The last operation of the expression reads its own value from memory.
   template <class X>
   [[gnu::noinline, gnu::flatten]] void reverse_kept(X e, ColumnNode<Real> column) const {
     for_runs(
@@ -345,7 +345,8 @@ class RowTape {
           e.push(j, zero_where(hidden(j), g));
         });
   }
-  // f(j) for all keys in the order of a running sum, which begins anew every kRun keys: `total` holds those before.
+  // Calls f(j) for all keys in the order of a running sum, which starts again every kRun keys:
+  // `total` holds the sum of the keys before them.
   template <bool back, class F>
   [[gnu::always_inline]] void in_order(const F& f) const {
     P total = Real(0);

@@ -6,17 +6,17 @@
 // heed::math.
 //
 // In the engine a term is an expression over packs of queries. + - * / and select wait until the expression is summed up or
-// kept; then one loop over the keys computes all of it. What exp, log and the like give of a column is kept, so that each is
-// computed once. A RowTape notes these loops. Its write_gradients() runs them from the last to the first, each with the slopes of its
-// expression:
+// kept; then one loop over the keys computes all of it. Results of exp, log and the like are kept
+// in a column, so that each is computed once. A RowTape records these loops. write_gradients() runs
+// them from the last to the first, each with the slopes of its expression:
 //
 //   y_j = f(a_j, b_j, ..., r)      da_j += dy_j df/da_j     dr += sum_j dy_j df/dr       r: one number per query
 //   r = sum_j f(a_j, ...)          da_j += dr df/da_j
 //
 // So a formula costs a few loops over its row in either direction, and memory for the columns that it keeps.
 //
-// Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs out in both directions. So
-//         what a term holds at a hidden pair, were it a NaN, has no influence.
+// Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs out in both directions, so
+//         that the value of a term at a hidden pair, even NaN, has no effect.
 
 #include <heed/plug/row_kit.hpp>
 #include <heed/simd/instructions.hpp>
@@ -35,23 +35,23 @@ namespace detail {
 template <class Real>
 class RowTape;
 
-// A number per query of the pack at hand.
+// A number per query, for the current pack of queries.
 template <class Real>
 struct RowNumber {
   RowTape<Real>* tape;
   Pack<Real> value, adjoint;
 };
 
-// g times a slope; where g is 0 the slope leaves no trace.
+// g times a slope; 0 where g is 0, whatever the slope is.
 template <class Real>
 [[nodiscard, gnu::always_inline]] inline Pack<Real> along(Pack<Real> g, Pack<Real> slope) {
   return zero_where(g == Pack<Real>(Real(0)), g * slope);
 }
 
-// Expressions. value(j) computes what key j has; push(j, g) passes the gradient g of that on, directly behind value(j).
-// begin() comes before a run of keys, finish() behind it.
+// Expressions. value(j) computes the value of key j; push(j, g), called directly behind value(j),
+// passes on the gradient g of that value. begin() comes before a run of keys, finish() behind it.
 
-// Numbers in memory, `stride` apart from key to key. Their gradients are dense, a pack per key.
+// Numbers in memory, `stride` apart from key to key. The gradients are dense, a pack per key.
 template <class Real_>
 struct MemoryNode {
   using Real = Real_;
@@ -74,7 +74,7 @@ struct MemoryNode {
 template <class Real_>
 struct ColumnNode : MemoryNode<Real_> {
   using P = Pack<Real_>;
-  int map;  // of these scores; -1 for other columns
+  int map;  // map of these scores; -1 for other columns
 
   [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
   [[nodiscard, gnu::always_inline]] P last(Index j) const {
@@ -82,7 +82,7 @@ struct ColumnNode : MemoryNode<Real_> {
   }
 };
 
-// A number of each key's token, the same for all queries; the tape adds up what the queries give it.
+// A number of each key's token, the same for all queries; the tape adds up its gradients over the queries.
 template <class Real_>
 struct TokenNode : MemoryNode<Real_> {
   using P = Pack<Real_>;
@@ -215,12 +215,12 @@ struct SelectNode {
   }
 };
 
-// What the slow twin has in place of an expression: the numbers themselves, one per key that the query sees.
+// The reference's form of an expression: the numbers themselves, one per key that the query sees.
 template <class S>
 struct LongHandNode {
   using Scalar = S;
   std::vector<S> x;
-  bool one = false;  // for all keys
+  bool one = false;  // true: one number for all keys
   [[nodiscard]] const S& at(std::size_t n) const { return x[one ? 0 : n]; }
 };
 
@@ -235,12 +235,12 @@ inline constexpr bool is_number<NumberNode<Real>> = true;
 
 }  // namespace detail
 
-// See above. E is one of the expressions.
+// A term of a formula, as the head of the file has it. E is one of the expressions.
 template <class E>
 struct RowTerm {
   E e;
 
-  // The functions of <cmath> take a term for a long double.
+  // Functions of <cmath> convert a term to long double.
   template <std::same_as<long double> Number>
   operator Number() const {
     static_assert(

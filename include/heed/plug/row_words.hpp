@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What formulas of rows combine terms by: + - * /, comparisons, and the words of heed::math (plug/row_terms.hpp). Each is
-// a small struct with its value, of(), and the gradients of its operands from that of its value, pull().
+// The operations of formulas of rows: + - * /, comparisons, and the words of heed::math (plug/row_terms.hpp). Each is a
+// small struct with its value, of(), and the gradients of its operands from that of its value, pull().
 
 #include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/row_tape.hpp>
@@ -12,7 +12,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// The word `Of` of a formula. Its slope comes from dual numbers, where none is written down.
+// The word `Of` of a formula, as an operation. Where no slope is written down, dual numbers give it.
 template <class Of>
 struct Word : Of {
   template <class Real>
@@ -24,7 +24,7 @@ struct Word : Of {
       return along(g, Pack<Real>(Of::of(LaneDual<Pack<Real>, 1>::template variable<0>(x)).grad[0]));
   }
 };
-// The sign changes. Its gradient is exact without a guard, as are those of sums.
+// -x: the gradient is exact without a guard, as are those of sums.
 struct Negated {
   template <class S>
   [[nodiscard, gnu::always_inline]] static S of(const S& x) {
@@ -210,7 +210,7 @@ template <class Like, class X>
     return ConstantNode<Real>{Pack<Real>(Real(x))};
   }
 }
-// What may stand beside a term: another one, or a number.
+// Operands that may stand beside a term: another term, or a number.
 template <class X, class E>
 concept OperandOf = is_row_term<X> || std::is_arithmetic_v<X> || requires {
   requires std::is_same_v<X, typename E::Scalar>;
@@ -220,7 +220,7 @@ inline constexpr bool is_single = is_number<E>;
 template <class Real>
 inline constexpr bool is_single<ConstantNode<Real>> = true;
 
-// The numbers f(n) for each key, or one for all if the operands are.
+// The numbers f(n) for each key, or one for all if the operands are single numbers.
 template <class S, class F, class... Nodes>
 [[nodiscard]] RowTerm<LongHandNode<S>> in_long_hand(const F& f, const Nodes&... nodes) {
   LongHandNode<S> result;

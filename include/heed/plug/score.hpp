@@ -4,7 +4,7 @@
 // Plug point 1, the score: what does a query-key pair score?
 //
 // A score is a struct of parameters and options. It inherits PlainScore, or ScoreWith<SquaredNorms> and the like
-// (plug/own_score.hpp), and overrides what differs. This is the whole list; S is the scalar of the moment: a SIMD pack
+// (plug/own_score.hpp), and overrides the members that differ. This is the whole list; S is the current scalar: a SIMD pack
 // in the engine; double, std::complex<double>, a dual number or a tape variable in tests.
 //
 //   parameters                             names its parameters and options (plug/parameters.hpp); those with one
@@ -29,15 +29,15 @@
 //   has_projection               false     pair.projected is (q P).(k P) where projection() is given
 //   projection() -> const Param&           (dim, rank), fixed; empty for none
 //   has_table                    false     pair.table is q . table_row(category of the key)
-//   table_clip() -> Index                  beside has_table: row n of the table is of distance n - clip, farther ones read the
-//                                          first and the last, and pair.table is q . row of i - j; keys have no category.
-//                                          One score map
+//   table_clip() -> Index                  beside has_table: row n of the table belongs to distance n - clip, farther
+//                                          distances read the first and the last row, and pair.table is q . row of i - j; keys
+//                                          have no category. One score map
 //   table_size(), prepare_table(h, dim, out), table_vjp(h, dim, dtable, grad)
 //                                          the table of head h, (table_size, dim) row-major; key
 //                                          feature 0 is the table row of the key (its category)
 //   has_positions                false     pair.position is an entry of a learnt table, (1 or heads, buckets):
 //   positions                              pointer to that member, a Param which `parameters` names as a tensor
-//   bucket(distance) -> Index              the entry of pairs at distance i - j; or, where the distance does not say it,
+//   bucket(distance) -> Index              the entry of pairs at distance i - j; or, where more than that counts,
 //   bucket(i, j) -> Index                  of pair (i, j), which costs a look-up per pair and, once per call, memory for
 //                                          len_q len_kv 32-bit numbers
 //   with_form(score, f)                    static: calls f(form) once, where `form` computes the same as the score
@@ -64,7 +64,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// What one pair offers. Also the type of its gradient.
+// The fields of one pair. Also the type of the gradient of a pair.
 template <class S, int QueryFeatures, int KeyFeatures>
 struct Pair {
   S dot{};        // q . k
@@ -82,12 +82,12 @@ using PairOf = Pair<S, Score::query_features, Score::key_features>;
 template <class Score, class S>
 using ScalarsOf = std::array<S, std::size_t(scalars_of<Score>)>;
 
-// Does a score's bucket() ask for the distance i - j alone?
+// True if a score's bucket() reads the distance i - j alone.
 template <class Score>
 inline constexpr bool buckets_by_distance = requires(const Score& score) {
   score.bucket(Index(0));
 };
-// Where the entries of head h begin in a table of positions.
+// Index of the first entry of head h in a table of positions.
 template <class Real>
 [[nodiscard]] Index position_row(const Param<Real>& table, Index h) {
   return table.extent(0) == 1 ? 0 : h * table.extent(1);
@@ -105,19 +105,19 @@ void require_positions(const Score& score, const Geometry& g, const char* where)
           detail::extents_text(table.shape()), ", a table of positions has 2 extents");
   require_rows_per_head(table, g.heads, where, name);
 }
-// Is the table's row that a pair reads said by its distance, in place of a category of its key?
+// True if the distance of a pair selects its row of the table, and not a category of its key.
 template <class Score>
 inline constexpr bool table_by_distance = requires(const Score& score) {
   score.table_clip();
 };
-// That row.
+// The row that the distance of a pair selects.
 template <class Score>
 [[nodiscard]] Index table_row(const Score& score, Index i, Index j) {
   const Index clip = score.table_clip();
   return std::clamp(i - j, -clip, clip) + clip;
 }
 
-// The entry of pair (i, j) in the table of positions. Throws std::invalid_argument where the table has no such entry.
+// The entry of pair (i, j) in the table of positions. Throws std::invalid_argument if the table has no such entry.
 template <class Score>
 [[nodiscard]] Index bucket_of(const Score& score, Index i, Index j) {
   const Index count = (score.*Score::positions).extent(1);
@@ -133,7 +133,7 @@ template <class Score>
     return check(score.bucket(i, j), "pair (", i, ", ", j, ")");
 }
 
-// No side values of rows.
+// Base of features: no side values of rows.
 struct NoSideValues {
   static constexpr int query_features = 0, key_features = 0;
   static constexpr bool counts_visible = false;
@@ -148,8 +148,8 @@ struct NoSideValues {
 };
 
 // A form of a score: score() and, if the score has one, score_vjp(), for one choice of its options. A score is a
-// form of itself. A form with gathers_sums adds up its query's side over the keys by itself, where that takes fewer
-// numbers per pair:
+// form of itself. A form with gathers_sums sums the gradients of its query features and of p over
+// the keys by itself, where fewer numbers per pair suffice:
 //
 //   lane_sums                              numbers that it adds up per query
 //   key_gradients                          leading key features that have a gradient; the others have none

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Softmax, as a row passes:
+// Softmax of a row that is read once:
 //
 //   weight_j = 2^(x_j) / sum_j 2^(x_j),   x_j = (s_j - shift) log2(e) - reference
 //
 // `reference` is the integer ceiling of the running maximum in log2 units, so that a moved reference
-// rescales earlier results by an exact power of two; `shift` is 0 until scores are so large that they
-// have no fraction left, and then takes the maximum's place.
+// rescales earlier results by an exact power of two; `shift` is 0 until scores are so large that
+// they have no fraction left; from then on it is the maximum.
 //
 // Backward (G = dL/dweight, delta = sum_j weight_j G_j - dL/dlse):   dL/ds_j = weight_j (G_j - delta)
 //
@@ -32,9 +32,9 @@ struct Softmax : StreamedRows<Real, 2> {
   using Base = StreamedRows<Real, 2>;
   using typename Base::P, typename Base::State, typename Base::Queries;
 
-  // A row that has seen nothing: shift 0, reference -infinity.
+  // The state of a row before its first key: shift 0, reference -infinity.
   [[nodiscard]] State begin(const Queries&) const { return {P(Real(0)), {P(Real(0)), nothing()}}; }
-  // A row that has seen a key of this score, whose value is 0.
+  // The state of a row that has seen one key with this score, whose value is 0.
   [[nodiscard]] State begin_with(P score) const {
     State state{P(Real(0)), {P(Real(0)), nothing()}};
     bool moved = false;
@@ -63,7 +63,7 @@ struct Softmax : StreamedRows<Real, 2> {
     return exp2_weight(mul_add(score - state.own[0], P(Real(kLog2e)), -reference));
   }
 
-  // Nearly always the shift is 0, and nothing need be subtracted.
+  // Removes the subtraction of the shift where it is 0, which it nearly always is.
   template <class Normaliser, class F>
   static void with_weight(const Normaliser& normaliser, const State& state, F&& f) {
     if (any_lane(state.own[0] != P(Real(0)))) return Base::with_weight(normaliser, state, f);
@@ -85,19 +85,19 @@ struct Softmax : StreamedRows<Real, 2> {
     return weight * (pull - delta);
   }
 
-  // In long hand: weights of one row.
+  // Reference: the weights of one row.
   template <class S>
   [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
     return long_hand_softmax(row.scores[0]);
   }
 
  private:
-  // Beyond it, floating-point numbers are whole: 2^20 (float), 2^49 (double).
+  // Floating-point numbers beyond it are whole: 2^20 (float), 2^49 (double).
   static constexpr Real kIntegerLimit = detail::FloatLayout<Real>::round_magic / Real(12);
   [[nodiscard]] static P nothing() { return -kInfinity<Real>; }
 
-  // Raises the references of the lanes that `may` move to new ones, where these are higher; returns the factor of what
-  // was weighed before.
+  // Raises the references of the lanes where `may` is set to new ones, if these are higher; returns
+  // the factor of earlier weights.
   template <class Lanes>
   [[nodiscard]] static P raise(State& state, P new_shift, P new_reference, Lanes may, bool& moved) {
     P &shift = state.own[0], &reference = state.own[1];
@@ -107,7 +107,7 @@ struct Softmax : StreamedRows<Real, 2> {
     const auto moves = may & (higher | first);
     if (!any_lane(moves)) return Real(1);
     moved = true;
-    // Not above 0 in lanes that move; in others anything, which exp2_weight must not see.
+    // At most 0 in lanes that move; other lanes may hold any number, which exp2_weight must not see.
     const P difference =
         min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
     shift = select(moves, new_shift, shift);

@@ -6,18 +6,18 @@
 //
 //   out = finish(state) * sum_j weight(state, score_j) v_j
 //
-// It inherits StreamedRows<Real, own>, where `own` is how many numbers per row it keeps beside the sum of its weights,
-// and overrides what differs; this is the whole list. P is a pack of queries, and scores are in natural-log units:
+// It inherits StreamedRows<Real, own>, where `own` is how many numbers per row it keeps beside the sum of its weights, and
+// overrides the members that differ; this is the whole list. P is a pack of queries, and scores are in natural-log units:
 //
-//   begin(queries) -> State                what it knows of a row before its first key: nothing, a sum of 0; and numbers of
-//                                          the query's token, queries.input(c), where it has query_inputs
-//   move(state, top, moved) -> P           takes notice of the largest visible score of the next chunk. Returns the
-//                                          factor that earlier weights take from now on, and sets `moved` where it is
-//                                          not 1; the sum is the engine's to rescale. 1 by default
+//   begin(queries) -> State                the state of a row before its first key: by default a sum of 0. It may read
+//                                          numbers of the query's token, queries.input(c), where it has query_inputs
+//   move(state, top, moved) -> P           notes the largest visible score of the next chunk. Returns the factor of
+//                                          all earlier weights, and sets `moved` where it is not 1; the engine
+//                                          rescales the sum. 1 by default
 //   weight(state, score) -> P              the weight of a pair before finish(), exactly 0 where score is -infinity:
 //                                          there the pair is hidden. No default
-//   with_weight(normaliser, state, f)      static: calls f(weigh) once, where weigh(score) is
-//                                          normaliser.weight(state, score) in a loop, for a choice that the state makes
+//   with_weight(normaliser, state, f)      static: calls f(weigh) once, where weigh(score) is normaliser.weight(state,
+//                                          score) in a loop, so that a choice by the state is made once
 //   finish(state) -> P                     the factor of all weights, once every key was seen. 1 by default
 //   lse(state) -> P                        log of what exp(score) is divided by, after finish(). 0 by default
 //   dscore(state, score, weight, pull, delta) -> P
@@ -26,12 +26,11 @@
 //   vjp(queries, state, delta, grad)       adds parameter gradients to `grad`, and gradients of numbers of the query's token
 //                                          by queries.add_input(c, g)
 //   join(state, other, factor, other_factor)
-//                                          brings two states of parts of a row to one: `state` has seen the keys of both,
-//                                          and what each part has weighed takes its factor; sums are the engine's to
-//                                          add. Asked of normalisers that promise Mergeable alone
-//   needs_weight                   false   a row that sees keys and has a sum of 0 is NaN: what it should mix is not
-//                                          defined
-//   differentiates_lse             false   dscore() and vjp() make of `delta` what dL/dlse asks for
+//                                          joins the states of two parts of a row: `state` then stands for the keys of
+//                                          both, and the weights of each part are multiplied by its factor; the engine
+//                                          adds the sums. Only for normalisers that promise Mergeable
+//   needs_weight                   false   a row that sees keys and has a sum of 0 is NaN: its output is not defined
+//   differentiates_lse             false   dscore() and vjp() use dL/dlse, which `delta` contains
 //   counts_visible                 false   reads queries.visible
 //   query_inputs                   0       numbers of each query's token that begin() and vjp() read
 //                                          (plug/token_inputs.hpp). None of keys: a number of a key belongs into its score
@@ -67,15 +66,15 @@ struct StreamQueries {
   Pack<Real> index;                  // position of each query (Inputs::first_query)
   Pack<Real> visible;                // keys that each query sees (counts_visible)
   LaneTile<const Real> inputs = {};  // [query_inputs][lanes]
-  LaneTile<Real> dinputs = {};       // of vjp(): add, [query_inputs][lanes]
-  int vector = 0;                    // of the lanes of these tiles
+  LaneTile<Real> dinputs = {};       // vjp() adds to it, [query_inputs][lanes]
+  int vector = 0;                    // index of this vector of queries in these tiles
 
   // Number c of each query's token.
   [[nodiscard]] Pack<Real> input(Index c) const { return inputs.load(c, vector); }
   void add_input(Index c, Pack<Real> g) const { dinputs.add(c, vector, g); }
 };
 
-// What a streaming normaliser inherits.
+// Base of a streaming normaliser.
 template <class Real, int own_numbers = 0>
 struct StreamedRows : NormaliserDefaults {
   static constexpr bool streams = true, needs_weight = false;

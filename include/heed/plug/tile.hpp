@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Lane tiles: the common currency of engine and variants. Queries run along the lanes, everything
-// else along the rows: row r of a tile is `lanes` consecutive numbers, one per query of the panel.
+// Lane tiles, the form in which engine and variants exchange numbers. Queries run along the lanes, everything else along
+// the rows: row r of a tile is `lanes` consecutive numbers, one per query of the panel.
 
 #include <heed/simd/pack.hpp>
 
@@ -12,7 +12,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Lanes that do not see the key: a hidden score is -infinity.
+// Lanes that do not see the key, whose score is -infinity there.
 template <class Real>
 [[nodiscard]] inline auto is_hidden(Pack<Real> score) {
   return score == Pack<Real>(-kInfinity<Real>);
@@ -38,14 +38,14 @@ struct LaneTile {
   [[nodiscard]] LaneTile from_vector(int v) const { return {data + v * P::width, rows, lanes}; }
 };
 
-// Sum of the first `count` lanes, in double: how lane-wise parameter gradients are reduced.
+// Sum of the first `count` lanes, in double: lane-wise parameter gradients are reduced so.
 template <class Real>
 [[nodiscard]] inline double sum_valid_lanes(const Real* lanes, Index count) {
   double sum = 0.0;
   for (Index i = 0; i < count; ++i) sum += double(lanes[i]);
   return sum;
 }
-// The same of vector v of a panel with `valid` such lanes.
+// The same for vector v of a panel with `valid` valid lanes.
 template <class Real>
 [[nodiscard]] inline double sum_valid_lanes(Pack<Real> x, int v, Index valid) {
   Real lanes[kLanes<Real>];
@@ -53,13 +53,13 @@ template <class Real>
   return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<Real>, 0, kLanes<Real>));
 }
 
-// The rows of W queries or keys as a score's feature functions see them: one pack per column.
+// The rows of W queries or keys, in the form that a score's feature functions read: one pack per column.
 //   x(c)          column c of the row, c < dim
 //   projected(c)  column c of row * projection, c < rank
 //   table(m)      dot product of the row with row m of the score's table, m < table_rows
 //   index()       position of the row: j of key j, Inputs::first_query + i of query i
-//   visible()     of queries: how many keys it sees, where the score counts_visible
-//   input(c)      number c of the token, of those that the score declares (plug/token_inputs.hpp)
+//   visible()     for queries: number of keys that it sees, if the score has counts_visible
+//   input(c)      number c of the token, if the score declares it (plug/token_inputs.hpp)
 template <class Real>
 struct LaneRow {
   using Scalar = Pack<Real>;
@@ -79,7 +79,7 @@ struct LaneRow {
   [[nodiscard]] Pack<Real> input(Index c) const { return input_tile.load(c, vector); }
 };
 
-// Where the gradients of a LaneRow are added.
+// The memory to which the gradients of a LaneRow are added.
 template <class Real>
 struct LaneRowGrad {
   LaneTile<Real> x_tile, projected_tile, table_tile;

@@ -2,8 +2,8 @@
 #pragma once
 
 // Numbers of tokens that the parts of an op read beside rows of query, key and value: tensors of the call, (batch, heads,
-// len_q, n) on the query side and (batch, heads, len_kv, n) on the key side. A tensor of 1 or kv_heads heads serves as many
-// query heads each. Their gradients are exact, and sums over the heads that share them.
+// len_q, n) on the query side and (batch, heads, len_kv, n) on the key side. A tensor of 1 or kv_heads heads is shared by
+// query heads. The gradients are exact, and sums over the heads that share a tensor.
 //
 //   template <class T>
 //   struct Scored {
@@ -23,18 +23,18 @@
 // their vjp adds to add.add_input(c, g). With sums_inputs key_inputs are added up over tokens, each as summand(x), before
 // rows of keys and of queries read them. query_inputs_name and key_inputs_name stand in error texts.
 //
-// Normalisers and readouts declare them by the same two words, static members of theirs, and read them so:
+// Normalisers and readouts declare them by static members of the same two names, and read them so:
 //
 //   row normaliser        row.query_input(c), row.key_input(c) in a formula (plug/row_formula.hpp); by hand block.query_inputs
 //                         and block.key_inputs, with gradients to block.dquery_inputs and block.dkey_inputs
 //   streaming normaliser  queries.input(c) in begin(), with gradients to queries.add_input(c, g) in vjp(); none of keys
 //   readout               panel.query_inputs, with gradients to panel.dquery_inputs; none of keys
 //
-// The columns of query_inputs are first those of the score, then those of the normaliser, then those of the readout, and
-// likewise those of key_inputs (InputColumns). Each part counts its own from 0.
+// The first columns of query_inputs belong to the score, the next to the normaliser, the last to
+// the readout; the same holds for key_inputs (InputColumns). Each part counts its own from 0.
 //
 // Accuracy  sums are added in double and rounded once: |error| <= eps/2 |sum|, besides that of Term. A difference of two
-//           sums is then off by up to eps times the larger one. So are the sums of gradients.
+//           sums is then off by up to eps times the larger one. The same holds for sums of gradients.
 // Bounds    sums run over all tokens, hidden or not: a NaN reaches those behind it. TokenInputs of a hidden key may hold
 //           anything. first_query + len_q <= len_kv. Parts of keys (engine/partial.hpp) by key ranges of the whole tensors.
 // Cost      sums are computed by each call anew, O(len_kv) terms per head: a decoder of long sequences keeps sums of its own,
@@ -50,7 +50,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// What a part of an op declares.
+// True if a part of an op declares numbers of this name.
 template <class Part>
 inline constexpr int query_inputs_of = 0;
 template <class Part>
@@ -72,7 +72,7 @@ inline constexpr bool sums_inputs<Score> = Score::sums_inputs;
 template <class Part>
 inline constexpr bool reads_inputs = query_inputs_of<Part> > 0 || key_inputs_of<Part> > 0;
 
-// Numbers that the row of a query has.
+// Number of inputs that a query row has.
 template <class Score>
 inline constexpr int query_row_inputs =
     sums_inputs<Score> ? key_inputs_of<Score> : query_inputs_of<Score>;
@@ -98,7 +98,7 @@ struct ColumnRange {
   [[nodiscard]] constexpr int end() const { return first + count; }
 };
 
-// Which columns of query_inputs and of key_inputs each part of an op reads.
+// The columns of query_inputs and of key_inputs that each part of an op reads.
 template <class Op>
 struct InputColumns {
   using Score = typename Op::ScoreType;
@@ -110,11 +110,11 @@ struct InputColumns {
       readout_query{normaliser_query.end(), query_inputs_of<Readout>};
   static constexpr ColumnRange score_key{0, key_inputs_of<Score>},
       normaliser_key{score_key.end(), key_inputs_of<Normaliser>};
-  // All of them.
+  // Numbers of all columns.
   static constexpr int query = readout_query.end(), key = normaliser_key.end();
   static constexpr bool any = query > 0 || key > 0;
 
-  // What error texts call them: the names that the parts which read some give them, each once.
+  // The names of query_inputs for error texts: each name that a part gives them, once.
   [[nodiscard]] static std::string query_names() {
     return joined({score_query.count > 0 ? query_inputs_name<Score>() : "",
                    normaliser_query.count > 0 ? query_inputs_name<Normaliser>() : "",
@@ -161,7 +161,7 @@ struct TokenInputs : NoSideValues {
   }
 };
 
-// What is summed.
+// The summand itself, unless a Term is given.
 struct Unchanged {
   template <class S>
   [[nodiscard]] static S of(const S& x) {

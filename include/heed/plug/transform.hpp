@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Row transforms: what becomes of a query or key row before products, features, projections and tables are made of it.
+// Row transforms change a query or key row before products, features, projections and tables are computed from it.
 //
 //   template <class T>
 //   struct Turned {                                     // a formula of one's own (plug/own_score.hpp)
@@ -13,28 +13,28 @@
 // Each row is transformed once per call, and a KvCache keeps the transformed rows of its keys where the transform allows it.
 // A transform inherits PlainTransform and has
 //
-//   parameters                                as a score's (plug/parameters.hpp): they stand behind those of the score
+//   parameters                                as for a score (plug/parameters.hpp); they come behind the score's
 //   transform(side, head, x)                  overwrites the row x in place
-//   transform_vjp(side, head, x, d, sum, grad)     d comes as the gradient of the transformed row and becomes that of x, the
-//                                             row before it. Adds to grad, the parameters' gradients, what sum(s) makes of
-//                                             a number s per row: their sum. May write to x
-//   differs_by_head() const            true   do the keys of a key-value head depend on the query head that reads them?
-//   PlaceFree, KeptFeatures                   promises (plug/promises.hpp), of its own: that it reads no place; that the
-//                                             key's row, its position, learnt parameters, and the numbers that
-//                                             `std::vector<double> feature_numbers() const` gives, if it has that, are all
-//                                             that transformed keys depend on
+//   transform_vjp(side, head, x, d, sum, grad)     turns d, the gradient of the transformed row, into that of x,
+//                                             the row before. Adds to grad, the gradients of the parameters; sum(s)
+//                                             adds up a number s per row. May write to x
+//   differs_by_head() const            true   true if keys of a key-value head depend on the query head that reads them
+//   PlaceFree, KeptFeatures                   promises (plug/promises.hpp): that it reads no position or head; that
+//                                             transformed keys depend only on the key's row, its position, learnt
+//                                             parameters, and the numbers that `std::vector<double> feature_numbers()
+//                                             const` gives, if it has that
 //
 // x and d are rows of W queries or keys, a number S (x.Scalar) of each at a time: x(c), c < x.dim(), x.set(c, s), and
 // x.index(), the positions: j of key j, Inputs::first_query + i of query i. A transform keeps the width of a row. For
-// jvp() S is a dual number, and T, the type of the parameters, is S: transform() is a formula of S, as score() is. For hvp()
-// transform_vjp() is one, too, and sum(s) then gives an S.
+// jvp() S is a dual number, and T, the type of the parameters, is S: transform() is a formula of S,
+// as score() is. For hvp() transform_vjp() is a formula of S, too, and sum(s) returns an S.
 //
 //   Rotation     pairs of columns turn by position times frequency, the frequencies' base learnt (RoPE)
 //   RmsNorm      rows are divided by the root of their mean square; a learnt gain per column (QK-norm)
 //   Diagonal     columns of keys are multiplied by a learnt gain: the metric q^T diag(gain) k
 //   Then<A, B>   B of A
 //
-// Cost    4 len dim numbers read and written per call beside attention's len^2 dim, and what the transform computes.
+// Cost    4 len dim numbers read and written per call beside attention's len^2 dim, and the transform's own arithmetic.
 // Memory  len_kv dim_qk numbers per key-value head, per query head where differs_by_head().
 
 #include <heed/core/scalar.hpp>
@@ -53,7 +53,7 @@ inline namespace HEED_ABI {
 
 enum class RowSide { query, key };
 
-// Vector v of rows in lanes that are transformed in place.
+// Vector v of rows in lanes, to be transformed in place.
 template <class Real>
 struct LaneRowInPlace {
   using Scalar = Pack<Real>;
@@ -96,7 +96,7 @@ void check_gains(const Param<Real>& gains, const Geometry& g, const char* where,
   if (gains.given()) require_rows_per_head(gains, g.heads, where, name);
 }
 
-// What transformed keys depend on beside rows, positions and parameters.
+// The numbers, beside rows, positions and parameters, on which transformed keys depend.
 template <class Transform>
 [[nodiscard]] std::vector<double> feature_numbers_of(const Transform& transform) {
   if constexpr (requires { transform.feature_numbers(); })
@@ -107,13 +107,13 @@ template <class Transform>
 
 }  // namespace detail
 
-// Columns (m, m + dim / 2) turn by the angle  phi = i e^(-2 m log_base / dim)  at position i; a last column without a partner
-// stays.
+// Columns (m, m + dim / 2) turn by the angle  phi = i e^(-2 m log_base / dim)  at position i; a
+// last column without a partner is not changed.
 //   a' = a cos phi - b sin phi                 b' = a sin phi + b cos phi
 //   da = da' cos phi + db' sin phi             db = db' cos phi - da' sin phi
 //   dlog_base = -sum (a' db' - b' da') phi 2 m / dim
 //
-// Accuracy  an angle is off by 2^-22 of itself in float, whose cosines are therefore good up to positions of some thousands.
+// Accuracy  in float an angle has a relative error of 2^-22, so that its cosine is good up to positions of some thousands.
 // Source    Su et al. 2021, "RoFormer", equation 34, where the base is 10,000.
 template <class Real>
 struct Rotation : PlainTransform {
@@ -162,7 +162,7 @@ struct Rotation : PlainTransform {
 // y_c = gain_c x_c r      r = (sum_c x_c^2 / dim + eps)^(-1/2)
 //   dgain_c = dy_c x_c r          with u_c = dy_c gain_c:  dx_c = r u_c - x_c r^3 (sum_c u_c x_c) / dim
 //
-// Bounds  rows whose squares neither overflow nor vanish beside eps; a row of zeros stays one.
+// Bounds  rows whose squares neither overflow nor vanish beside eps; a row of zeros stays zero.
 // Source  Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"; of queries and keys: Henry et al. 2020.
 template <class Real>
 struct RmsNorm : PlainTransform {

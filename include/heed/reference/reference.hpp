@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The slow twin: any Attention<S, Score, Normaliser, Readout> written out in plain loops, simple enough to be
-// obviously right, on any scalar (float, double, long double, std::complex<double>, Dual, Var).
+// The reference: any Attention<S, Score, Normaliser, Readout> written out in plain loops, simple enough to be obviously
+// right, on any scalar (float, double, long double, std::complex<double>, Dual, Var).
 //
 //   rows[m][j] = score of map m, for the keys j that query i sees   (rows.hpp)
 //   weight     = op.normaliser.reference(row), then problem.dropout
@@ -36,9 +36,9 @@ namespace reference {
 
 // The sizes from which tests compute their tolerances, over visible keys j:
 //   s_row               per row, over all maps: max_j scale sum_c |q_c k_jc|
-//   weighted_abs_value  per element of mixed: sum_j p_j |v_j|. p_j is weight_terms(rows, weights) of a normaliser that
-//                       has it; else |weight_j|, or p1_j + |p1_j - weight_j| where a weight is the difference of two
-//                       maps' p1_j and p2_j
+//   weighted_abs_value  per element of mixed: sum_j p_j |v_j|. p_j is weight_terms(rows, weights)
+//                       if the normaliser has it; else |weight_j|, or p1_j + |p1_j - weight_j|
+//                       where a weight is the difference of p1_j and p2_j of two maps
 struct ErrorScale {
   std::vector<double> s_row, weighted_abs_value;
 };
@@ -48,12 +48,12 @@ struct Result {
   std::vector<S> out, mixed;        // (batch, heads, len_q, dim_v)
   std::vector<std::vector<S>> lse;  // per map, (batch, heads, len_q): natural-log sum of exp
   // Filled on request, (batch, heads, len_q, len_kv):
-  std::vector<S> weights;              // what values are mixed with; 0 where hidden or dropped
+  std::vector<S> weights;              // factors of the values; 0 where hidden or dropped
   std::vector<std::vector<S>> scores;  // per map; -infinity where hidden
   ErrorScale error_scale;
   // Diagnostics of the readout, each (batch, heads, len_q):
   std::vector<std::vector<double>> diagnostics;
-  std::vector<S> steps;  // (batch, heads, len_q), of a readout that gives them
+  std::vector<S> steps;  // (batch, heads, len_q), if the readout gives them
 };
 
 struct Request {
@@ -89,7 +89,7 @@ class Forward {
   }
 
  private:
-  // The problem's mask, without its bias where the problem has one of its own.
+  // The problem's mask, without its bias if the problem has a bias of its own.
   [[nodiscard]] static Mask<double> mask_of(const Problem<S>& problem) {
     Mask<double> mask = problem.mask;
     if (!problem.bias.empty()) mask.bias = {};
@@ -145,7 +145,7 @@ class Forward {
     return bias == -std::numeric_limits<double>::infinity();
   }
 
-  // Computes the weights and mixed values of one row, and notes what was requested of it.
+  // Computes the weights and mixed values of one row, and keeps the requested numbers.
   void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
               const std::vector<std::vector<S>>& rows) {
     const Index row = g_.row_index(b, h, i);
@@ -282,13 +282,13 @@ template <class Op>
   return detail::Forward<Op>(op, problem, request).run();
 }
 
-// Gradients of sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps), each of the shape of what it belongs to.
+// Gradients of sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps), each of the shape of its tensor.
 template <class Op>
 struct Gradients {
   using Real = typename Op::Scalar;
   std::vector<Real> dquery, dkey, dvalue, dextra;
-  std::vector<Real> dbias;  // of problem.bias; empty when the bias is the mask's or not given
-  Op op;                    // of the parameters
+  std::vector<Real> dbias;  // for problem.bias; empty when the bias is the mask's or not given
+  Op op;                    // gradients of the parameters
   std::vector<Real> dquery_inputs = {}, dkey_inputs = {};
 };
 
@@ -352,7 +352,7 @@ template <class Op>
   Var<Real> loss = math::dot_product(
       Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
       [&](Index n) { return Var<Real>(grad_out[std::size_t(n)]); });
-  // grad_lse is (batch, heads, len_q, maps); a row that sees no key has an lse that nothing moves.
+  // grad_lse is (batch, heads, len_q, maps); the lse of a row that sees no key is constant.
   const std::size_t maps = result.lse.size();
   for (std::size_t n = 0; n < grad_lse.size(); ++n) {
     const Var<Real>& lse = result.lse[n % maps][n / maps];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Problem, the input of the slow twin (reference.hpp) in dense memory over any scalar S, and MapScores, which computes
-// the score of each pair in plain loops, with the features of both rows that the op's score asks for:
+// Problem, the input of the reference (reference.hpp) in dense memory over any scalar S, and MapScores, which computes the
+// score of each pair in plain loops, with the features of both rows that the op's score asks for:
 //
 //   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
 //   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
@@ -34,8 +34,8 @@ struct Problem {
   std::vector<S> key;    // (batch, kv_heads, len_kv, dim_qk)
   std::vector<S> value;  // (batch, kv_heads, len_kv, dim_v)
   std::vector<S> extra;  // (batch, heads, len_q, op.extra_dim), for ops that have one
-  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). Where it is given, mask.bias is not
-  // read. A bias of -infinity hides its pair.
+  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). If it is given,
+  // mask.bias is not read. A bias of -infinity hides its pair.
   std::vector<S> bias;
   Shape bias_shape;
   // Visibility, ALiBi slopes and soft cap; its views must outlive the problem.
@@ -144,7 +144,7 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   if (!problem.bias.empty()) require_mask_shape(problem.bias_shape, g, "bias", where);
 }
 
-// The op over another scalar, as cast_op() makes it. Throws where a fixed projection of the score was lost on the way.
+// The op over another scalar, as cast_op() makes it. Throws if the conversion lost a fixed projection of the score.
 template <class U, class Op>
 [[nodiscard]] typename Op::template rebind<U> cast_whole_op(const Op& op) {
   auto cast = cast_op<U>(op);
@@ -155,7 +155,7 @@ template <class U, class Op>
   return cast;
 }
 
-// Where row (b, h, i) of a dense tensor begins; extents of 1 are broadcast.
+// Index of the first number of row (b, h, i) of a dense tensor; extents of 1 are broadcast.
 [[nodiscard]] inline Index broadcast_row_begin(const Shape& s, Index b, Index h, Index i) {
   const Index batch = s.batch == 1 ? 0 : b, head = s.heads == 1 ? 0 : h, row = s.len == 1 ? 0 : i;
   return ((batch * s.heads + head) * s.len + row) * s.dim;
@@ -167,7 +167,7 @@ template <class S>
                                  Index b, Index h, Index t) {
   return inputs.data() + ((b * s.heads + h * s.heads / g.heads) * s.len + t) * s.dim;
 }
-// These columns of them.
+// Some columns of them.
 template <class S>
 [[nodiscard]] std::vector<S> inputs_of(const std::vector<S>& inputs, const Shape& s,
                                        const Geometry& g, Index b, Index h, Index t,
@@ -175,7 +175,7 @@ template <class S>
   const S* first = inputs_of(inputs, s, g, b, h, t) + columns.first;
   return {first, first + columns.count};
 }
-// What the readout reads of the queries' tokens, (batch, heads, len_q, n).
+// The numbers of the queries' tokens that the readout reads, (batch, heads, len_q, n).
 template <class Op, class S>
 [[nodiscard]] std::vector<S> readout_inputs(const Problem<S>& problem) {
   constexpr ColumnRange columns = InputColumns<Op>::readout_query;
@@ -197,7 +197,7 @@ struct Row {
   const S* first = nullptr;
   Index width = 0;
   std::vector<S> by_projection, by_table;
-  std::vector<S> transformed;  // in place of `first`, where the score has a transform
+  std::vector<S> transformed;  // replaces `first` if the score has a transform
   Index position = 0, seen = 0;
   const S* inputs = nullptr;
 
@@ -227,9 +227,8 @@ struct RowInPlace {
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
 };
 
-// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
-// are first asked for, so that a key that nobody sees is never read. The op, the problem and the
-// mask must outlive it.
+// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they are first needed, so that
+// a key that no query sees is never read. The op, the problem and the mask must outlive it.
 template <class Op>
 class MapScores {
   using S = typename Op::Scalar;
@@ -258,7 +257,7 @@ class MapScores {
     prepare_shared();
   }
 
-  // Makes query i the one that pair() and operator() read, until the next call.
+  // Makes query i the current one, which pair() and operator() read.
   void take_query(Index i) {
     const Geometry& g = problem_.geometry;
     const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
@@ -275,11 +274,11 @@ class MapScores {
                                                        query_.features.data());
   }
 
-  // The score that is normalised, for the query at hand and a key that it sees.
+  // The score that is normalised, for the current query and a key that it sees.
   [[nodiscard]] S operator()(Index j) { return with_bias(score_.score(pair(j), scalars_), j); }
 
   [[nodiscard]] const ScalarsOf<Score, S>& scalars() const { return scalars_; }
-  // The numbers that the op's score reads for the query at hand and key j.
+  // The numbers that the op's score reads for the current query and key j.
   [[nodiscard]] PairOf<Score, S> pair(Index j) {
     const KeySide& key = key_side(j);
     PairOf<Score, S> pair;
@@ -305,7 +304,7 @@ class MapScores {
     return pair;
   }
 
-  // |scale| sum_c |q_c k_jc| of the query at hand and key j.
+  // |scale| sum_c |q_c k_jc| for the current query and key j.
   [[nodiscard]] double absolute_logit(Index j) {
     const KeySide& key = key_side(j);
     const auto value = [](const S& x) { return double(math::value_of(x)); };
@@ -329,11 +328,11 @@ class MapScores {
     return count;
   }
 
-  // The numbers of token t that the head reads, those of the score in front.
+  // The numbers of token t that the head reads, beginning with the score's.
   [[nodiscard]] const S* inputs_of(const std::vector<S>& inputs, const Shape& s, Index t) const {
     return reference::inputs_of(inputs, s, problem_.geometry, b_, h_, t);
   }
-  // Sums of what the score adds up of tokens 0 ... t.
+  // Sums of the score's summands over tokens 0 ... t.
   [[nodiscard]] const S* sum_up_to(Index t) const { return sums_.data() + t * kInputs; }
 
   // Prepares the projection, the table and sums over tokens, which all rows of the head share.
@@ -429,7 +428,7 @@ class MapScores {
   const BoundMask<double>& mask_;
   Source source_;
   double scale_;
-  Index b_, h_, i_ = 0;  // of the query at hand: its row,
+  Index b_, h_, i_ = 0;  // the current query: its row,
   Index position_ = 0;   // and its position
   ScalarsOf<Score, S> scalars_{};
   const Param<S>* projection_ = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Pairs of bfloat16, the elements of products with float sums: half of the multiplications of panel_gemm(), whose
-// depth then counts pairs.
+// Pairs of bfloat16 as elements of matrix products with float sums. panel_gemm() takes half as many
+// steps with them: its depth counts pairs.
 //
 //   sum = fma(a.second, b.second, sum);   sum = fma(a.first, b.first, sum)
 //
@@ -11,10 +11,9 @@
 // elsewhere it is the same arithmetic in several instructions, which takes longer than a product of floats.
 //
 // Rounding  to the nearest bfloat16, ties to even: of a normal number at most by its 2^-8th part (kBfloatRoundoff).
-//           Subnormal floats become 0. What lies above 2^128 (1 - 2^-9) becomes infinite, NaN stays NaN.
-// Bounds    where a result lies within 2^-149 of 2^-126, the smallest normal number, VDPBF16PS may round to one of the
-//           two sides and the other code to the other, since one looks before and the other behind the rounding whether
-//           it is subnormal.
+//           Subnormal floats become 0. Numbers above 2^128 (1 - 2^-9) become infinite, NaN stays NaN.
+// Bounds    where a result lies within 2^-149 of 2^-126, the smallest normal number, VDPBF16PS and the other code may
+//           differ: one tests before rounding, the other after it, whether the result is subnormal.
 // Source    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS and VCVTNE2PS2BF16.
 
 #include <heed/core/narrow.hpp>
@@ -35,14 +34,14 @@ struct BfloatPair {
 // The largest relative error of a float that is rounded to bfloat16.
 inline constexpr double kBfloatRoundoff = 0x1p-8;
 
-// Are products of pairs instructions of the processor that the file is compiled for?
+// True if the processor that the file is compiled for has instructions for products of pairs.
 #if defined(__AVX512BF16__)
 inline constexpr bool kHasPairProducts = true;
 #else
 inline constexpr bool kHasPairProducts = false;
 #endif
 
-// n numbers, in pairs.
+// Number of pairs that hold n numbers.
 [[nodiscard]] constexpr Index pairs_of(Index n) { return (n + 1) / 2; }
 
 namespace detail {
@@ -57,7 +56,7 @@ inline void store_pairs(PairBits pairs, BfloatPair* to) {
   *reinterpret_cast<PairMemory*>(&to->bits) = pairs;
 }
 
-// Subnormal floats become 0. Bits is std::uint32_t or a vector of them.
+// Sets subnormal floats to 0. Bits is std::uint32_t or a vector of them.
 template <class Bits>
 [[nodiscard]] inline Bits flushed(Bits x) {
   return (x & 0x7F800000U) == 0U ? x & 0x80000000U : x;
@@ -148,7 +147,7 @@ struct Elements<BfloatPair> {
 
 }  // namespace detail
 
-// x as a product of pairs sees it.
+// x rounded as products of pairs round it.
 [[nodiscard]] inline float rounded_to_bfloat(float x) {
   return std::bit_cast<float>(detail::rounded_bits<float>(std::bit_cast<std::uint32_t>(x)) << 16);
 }
@@ -165,7 +164,7 @@ struct Elements<BfloatPair> {
   return {rounded(first) | rounded(second) << 16};
 }
 
-// to[r][k] = rows[r][2 k], rows[r][2 k + 1]: pairs along the columns. Behind an odd number of columns stands 0.
+// to[r][k] = rows[r][2 k], rows[r][2 k + 1]: pairs along the columns. An odd last column is paired with 0.
 [[gnu::noinline]] inline void pair_columns(const float* rows, Index stride, Index count,
                                            Index columns, BfloatPair* to, Index to_stride) {
   constexpr Index W = kLanes<float>;
@@ -179,7 +178,7 @@ struct Elements<BfloatPair> {
   }
 }
 
-// to[k][c] = rows[2 k][c], rows[2 k + 1][c]: pairs along the rows. Below an odd number of rows stand zeros.
+// to[k][c] = rows[2 k][c], rows[2 k + 1][c]: pairs along the rows. An odd last row is paired with zeros.
 [[gnu::noinline]] inline void pair_rows(const float* rows, Index stride, Index count, Index columns,
                                         BfloatPair* to, Index to_stride) {
   constexpr Index W = kLanes<float>;
@@ -195,7 +194,7 @@ struct Elements<BfloatPair> {
   }
 }
 
-// Are both numbers of all pairs finite?
+// True if both numbers of every pair are finite.
 [[nodiscard, gnu::noinline]] inline bool all_finite(const BfloatPair* pairs, Index stride,
                                                     Index count, Index columns) {
   std::uint32_t found = 0;
@@ -209,7 +208,7 @@ struct Elements<BfloatPair> {
   return (found & 0x8000U) == 0;
 }
 
-// Zeros in place of numbers that are not finite.
+// Replaces numbers that are not finite by 0.
 [[gnu::noinline]] inline void clear_non_finite(BfloatPair* pairs, Index stride, Index count,
                                                Index columns) {
   for (Index r = 0; r < count; ++r, pairs += stride)

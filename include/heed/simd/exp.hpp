@@ -9,10 +9,9 @@
 // Accuracy  largest error, where an ulp is that of the exact result and eps that of 1 (2^-23 or 2^-52):
 //           exp2_weight 1.8 ulp, exp 2 ulp, sigmoid 2.6 ulp, log 1 ulp, tanh 10 ulp and 1.6 eps,
 //           falling_sigmoid 1 eps. With or without FMA; tests/simd/exp_test.cpp holds them to it.
-// Bounds    exp2_weight(0) = 1 exactly; exactly 0 at and below -127 (float) or -1023 (double), hence at
-//           -infinity; between that and -126 or -1022 it is off by less than the smallest normal number.
-//           exp is exactly 0 below -87.33 (float) or -708.39 (double), and +infinity above 87.33 or 708.39.
-//           NaN stays NaN. No lane has an influence on another.
+// Bounds    exp2_weight(0) = 1 exactly; exactly 0 at and below -127 (float) or -1023 (double), hence at -infinity; between
+//           that and -126 or -1022 it is off by less than the smallest normal number. exp is exactly 0 below -87.33 (float)
+//           or -708.39 (double), and +infinity above 87.33 or 708.39. NaN stays NaN. Lanes do not influence each other.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/scalar.hpp>
@@ -47,9 +46,8 @@ struct FloatLayout<double> {
   static constexpr double ln2_high = 0.693145751953125, ln2_low = 1.42860682030941723212e-6;
 };
 
-// n, the integer nearest to x, from rounded = x + round_magic. A compiler that may reassociate would fold
-// (x + c) - c to x. config.hpp refuses the flags that let g++ do so; clang has no macro that tells of them, so
-// that it is forbidden here.
+// n, the integer nearest to x, from rounded = x + round_magic. A compiler that may reassociate would fold (x + c) - c to x.
+// config.hpp refuses the flags that let g++ do so; clang has no macro for these flags, so this function forbids it.
 template <class Real>
 [[nodiscard, gnu::always_inline]] inline Pack<Real> integer_of(Pack<Real> rounded) {
 #if defined(__clang__)
@@ -91,8 +89,8 @@ template <class Real>
   return mul_add(f8, high, mul_add(f4, mul_add(f2, p3, p2), mul_add(f2, p1, p0)));
 }
 
-// 2^n (1 + f q(f)) where `rounded` = n + round_magic, so that its lowest bits, n + bias, are the exponent of 2^n.
-// A product and no addition to the exponent's bits: a NaN stays one whatever its payload.
+// 2^n (1 + f q(f)) where `rounded` = n + round_magic, so that its lowest bits, n + bias, are the exponent of 2^n. It
+// multiplies instead of adding to the exponent's bits, so that a NaN stays NaN whatever its payload.
 template <class Real>
 [[nodiscard]] inline Pack<Real> scale_by_power(Pack<Real> f, Pack<Real> rounded) {
   using Bits = typename Pack<Real>::Bits;
@@ -162,14 +160,14 @@ inline constexpr double kFallingRange = sizeof(Real) == 4 ? 80.0 : 700.0;
 // 1 / (1 + e^x), without the guards against overflow that sigmoid(-x) has.
 template <class Real>
 [[nodiscard]] inline Pack<Real> falling_sigmoid(Pack<Real> x, Lookup) {
-  // log2(e) in one part. The relative error that this leaves in e^x grows with |x|, but the result's share in it
-  // is e^x / (1 + e^x)^2, which falls faster.
+  // log2(e) in one part. The relative error that this leaves in e^x grows with |x|, but its effect
+  // on the result is e^x / (1 + e^x)^2, which falls faster.
   const Pack<Real> y = x * Real(kLog2e), rounded = y + heed::detail::FloatLayout<Real>::round_magic;
   const Pack<Real> f = y - heed::detail::integer_of(rounded);
   return Real(1) / (Real(1) + heed::detail::scale_by_power(f, rounded));
 }
 
-// (e^2x - 1) / (e^2x + 1). For |x| below 0.17 the difference e^2x - 1, which would cancel, is taken as f q(f).
+// (e^2x - 1) / (e^2x + 1). For |x| below 0.17 the difference e^2x - 1, which would cancel, is computed as f q(f).
 template <class Real>
 [[nodiscard]] inline Pack<Real> tanh(Pack<Real> x, Lookup) {
   const Pack<Real> f = x * Real(2 * kLog2e);

@@ -3,8 +3,8 @@
 
 // The functions of core/functions.hpp for every lane of a pack.
 //
-//   log1p    1 + x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), what the sum 1 + x has rounded away added to f:
-//            k log(2) + 2 atanh(s),  s = f / (2 + f),  2 atanh(s) = 2 s + s^3 r(s^2)
+//   log1p    1 + x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), plus the rounding error of 1 + x
+//            in f: k log(2) + 2 atanh(s),  s = f / (2 + f),  2 atanh(s) = 2 s + s^3 r(s^2)
 //   expm1    2^n (r + r^2 e(r)) + (2^n - 1),  x = n log(2) + r
 //   softplus max(x, 0) + log1p(e^-|x|)
 //   sin, cos n = round(2 x / pi),  r = x - n pi / 2 in three parts of pi / 2;  polynomials in r^2
@@ -14,12 +14,12 @@
 // Accuracy  largest error, where an ulp is that of the exact result:
 //           log1p 1.6 ulp, expm1 2.5 ulp, softplus 3 ulp, sin and cos 2 ulp, erf 2 ulp, pow 2.5 ulp.
 //           With or without FMA; tests/simd/functions_test.cpp holds them to it.
-// Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases and where the result is no
-//           normal number: lane by lane by <cmath>, hence right, and slow.
-//           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or
-//           -708.39. Special values are those of <cmath>: NaN, infinities, the sign of 0. No lane has an influence on
-//           another. The width of registers changes no bit, but for erf, softplus and pow of float: the exponential of
-//           exp.hpp adds its terms in another order in registers of 64 bytes.
+// Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases, and results that are no normal
+//           number: computed lane by lane with <cmath>, hence right, and slow.
+//           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or -708.39.
+//           Special values are those of <cmath>: NaN, infinities, the sign of 0. Lanes do not influence each other. The
+//           width of registers changes no bit, but for erf, softplus and pow of float: the exponential of exp.hpp adds its
+//           terms in another order in registers of 64 bytes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/functions.hpp>
@@ -51,7 +51,7 @@ struct FunctionConstants<float> {
   static constexpr float log_erfc[] = {-1.84960556F,   -2.6389668F,    -0.843117654F,
                                        -0.0415033586F, 0.00989522971F, -0.00182921533F,
                                        0.000186335834F};
-  static constexpr float erf_is_one = 4.0F;  // from there on
+  static constexpr float erf_is_one = 4.0F;  // erf rounds to 1 from here on
   // In two numbers: 1/3 and 2 / log(2).
   static constexpr float third[] = {0.333333343F, -9.93410776e-09F};
   static constexpr float two_log2e[] = {2.88539004F, 3.85192607e-08F};
@@ -108,7 +108,7 @@ inline constexpr double kHalfPi[] = {1.5707963267923333, 2.5633441515839558e-12,
                                      1.0562999066987428e-23};
 inline constexpr double kReduced = 100000;  // sin and cos of larger numbers are left to <cmath>
 
-// c[0] + c[1] x + c[2] x^2 + ...: a sum of even and one of odd powers, which do not wait for each other.
+// c[0] + c[1] x + c[2] x^2 + ...: even and odd powers are summed apart, so that neither sum waits for the other.
 template <class Real, std::size_t Size>
 [[nodiscard]] inline Pack<Real> polynomial(Pack<Real> x, const Real (&c)[Size]) {
   constexpr int Count = Size;
@@ -119,7 +119,7 @@ template <class Real, std::size_t Size>
     Pack<Real>& sum = sums[(Count - 1 - i) % 2];
     sum = mul_add(sum, square, Pack<Real>(c[i]));
   }
-  constexpr int even = (Count - 1) % 2;  // the sum that ends at c[0]
+  constexpr int even = (Count - 1) % 2;  // power of the sum that ends with c[0]
   return mul_add(sums[1 - even], x, sums[even]);
 }
 
@@ -128,7 +128,7 @@ template <class Real>
   return math::select(x < Pack<Real>(Real(0)), -x, x, math::Lookup{});
 }
 
-// y, and f(i) in each lane i of the mask.
+// y with f(i) in each lane i of the mask.
 template <class Real, class F>
 [[nodiscard]] inline Pack<Real> mended(Pack<Real> y, typename Pack<Real>::Mask mask, const F& f) {
   if (any_lane(mask))
@@ -279,7 +279,7 @@ template <class Real>
   const auto two = [](const Real(&c)[2]) { return TwoParts<Real>{P(c[0]), P(c[1])}; };
   const Scientific<Real> parts(x);
   const P one = Real(1), f = parts.mantissa - one;
-  // s = f / (2 + f), and what the division leaves
+  // s = f / (2 + f) and the rounding error of the division
   const TwoParts<Real> divisor = exact_sum(one, parts.mantissa);
   const P quotient = f / divisor.high;
   const TwoParts<Real> back = exact_product(quotient, divisor.high);
@@ -370,11 +370,11 @@ template <class Real>
   const P rounded = power.high + P(L::round_magic);
   const P f = (power.high - heed::detail::integer_of(rounded)) + power.low;
   const P result = heed::detail::scale_by_power(f, rounded);
-  // Exponents up to 2^100 can be split in halves; the power is that of a normal number.
+  // Exponents up to 2^100 can be split in halves, and bases are normal numbers.
   const P zero = Real(0), large = Real(1.2676506002282294e30), end = L::bias - Real(1);
   const auto usual = (x >= P(std::numeric_limits<Real>::min())) & (x < P(kInfinity<Real>)) &
                      (power.high < end) & (power.high > -end) & (y < large) & (y > -large);
-  // Bases of 0, as of max(x, 0), are frequent; that of -0 is not.
+  // A base of 0, as from max(x, 0), is frequent; -0 is not.
   const auto nothing = typename P::Mask(typename P::Bits(x.v) == 0) & (y > zero);
   return heed::detail::mended(select(nothing, zero, result), ~(usual | nothing),
                               [&](int i) { return std::pow(x.v[i], y.v[i]); });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The operations that pack.hpp declares, by intrinsics of the instruction set: from plain vector code compilers do not
-// generate its one instruction for each.
+// The operations that pack.hpp declares, by intrinsics of the instruction set: compilers do not
+// turn plain vector code into these single instructions.
 
 #include <heed/simd/pack.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which places of a row are kept when a share `rate` of them is dropped at random, and the numbers left there.
+// Drops a fraction `rate` of the places of a row at random, and scales the numbers in the others.
 //
 //   y = keep ? x / (1 - rate) : 0
 //
@@ -13,7 +13,7 @@
 // vectors along its columns or in vectors across rows, with the same result for float and double.
 //
 // Bounds    a dropped place is 0 even if x holds NaN there.
-// Accuracy  of all keys a share 1 - rate, within 2^-32, keeps a given column.
+// Accuracy  a given column is kept under a fraction 1 - rate of all keys, within 2^-32.
 // Source    the multipliers and the first shifts of MurmurHash3's finaliser, with a key in between.
 
 #include <heed/simd/pack.hpp>
@@ -39,21 +39,21 @@ template <class Words>
   return h * 0xC2B2AE35U;
 }
 
-// How many of the 2^32 equally likely values of h keep a place: (1 - rate) 2^32, at least 1, at most 2^32 - 1.
+// Number of the 2^32 equally likely values of h that keep a place: (1 - rate) 2^32, at least 1, at most 2^32 - 1.
 [[nodiscard]] inline std::uint32_t keep_threshold(double rate) {
   return std::uint32_t(std::clamp((1.0 - rate) * 0x1.0p32, 1.0, 0x1.0p32 - 1.0));
 }
 
 }  // namespace detail
 
-// Whether one place is kept: the formula above, without vectors.
+// True if the place is kept: the formula above, without vectors.
 [[nodiscard]] inline bool keeps(double rate, std::uint64_t key, Index column) {
   const std::uint32_t h = std::uint32_t(key) + std::uint32_t(column) * detail::kColumnStride;
   return detail::column_bits(h, std::uint32_t(key >> 32)) < detail::keep_threshold(rate);
 }
 
-// The keys of the rows of a panel, one row per lane, in two arrays of halves. For double a lane has 64 bits,
-// of which a half fills the lower 32.
+// The keys of the rows of a panel, one row per lane, in two arrays of 32-bit halves. A lane of
+// double has 64 bits and holds a half in the lower 32.
 template <class Real>
 struct LaneKeys {
   using Lane = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
@@ -68,14 +68,14 @@ struct LaneKeys {
   }
 };
 
-// Drops places one vector of them after the other: next() draws a vector's bits, operator() applies them to the
-// numbers that stand in those places, as often as there are such numbers.
+// Drops places, a vector at a time: next() draws the bits of the next vector of places, operator()
+// applies them to the numbers in those places; it may be called several times per draw.
 template <class Real>
 class Dropper {
   using Bits = typename Pack<Real>::Bits;
   using Lane = typename LaneKeys<Real>::Lane;
   using Words =
-      Pack<float>::Bits;  // 32-bit words; for double every second one, which stays 0, is padding
+      Pack<float>::Bits;  // 32-bit words; for double every second word is padding and stays 0
 
  public:
   // Draws for one row: the first vector covers the columns column, column + 1, ..., column + W - 1.

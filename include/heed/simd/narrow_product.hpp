@@ -21,13 +21,13 @@ inline namespace HEED_ABI {
 template <class Real>
 inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? 8 : kLanes<Real>;
 
-// A query, and where its dot products go: room for whole vectors of keys.
+// A query, and the memory for its dot products: room for whole vectors of keys.
 template <class Real>
 struct DotQuery {
   const Real* query;
   Real* dots;
 };
-// The weights of a query's keys, and what their products with the values are added to.
+// The weights of a query's keys, and the memory to which their products with the values are added.
 template <class Real>
 struct MixQuery {
   const Real* weights;
@@ -72,23 +72,22 @@ template <class Real, class Row>
 
 namespace detail {
 
-// How many bytes ahead rows are fetched into cache: a page of most systems, at whose end the processor's own
-// prefetching stops.
+// Bytes by which prefetching runs ahead: a page of most systems, where the processor's own prefetching stops.
 inline constexpr Index kPrefetchBytes = 4096;
 
-// Numbers in a line of cache, at least a vector of Real.
+// Numbers per cache line, at least a vector of Real.
 template <class Real, class Stored>
 inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(Stored)), kLanes<Real>);
 
-// Fetches the line of cache that lies kPrefetchBytes behind `line`; there need not be memory.
+// Fetches the cache line kPrefetchBytes behind `line`, which need not be memory of the program.
 template <class Stored>
 [[gnu::always_inline]] inline void prefetch_behind(const Stored* line) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) +
                                                    std::uintptr_t(kPrefetchBytes)));
 }
 
-// Keys that a block of `Queries` queries takes at once, and columns in vectors: as many accumulators as hide the latency
-// of an FMA on two units.
+// Keys that a block of `Queries` queries takes at once, and columns in vectors: enough accumulators
+// to hide the latency of an FMA on two units.
 template <class Real, int Queries>
 inline constexpr int kBlockKeys = Queries == 1 ? kLanes<Real>
                                                : std::min(kLanes<Real>,
@@ -96,7 +95,7 @@ inline constexpr int kBlockKeys = Queries == 1 ? kLanes<Real>
 template <int Queries>
 inline constexpr int kBlockVectors = Queries == 1 ? 8 : (kRegisters == 32 ? 16 : 8) / Queries;
 
-// Fetches what lies kPrefetchBytes behind `count` rows of `columns` numbers.
+// Fetches the memory that lies kPrefetchBytes behind `count` rows of `columns` numbers.
 template <class Real, class Rows>
 [[gnu::always_inline]] inline void prefetch_rows(const Rows& rows, Index count, Index columns) {
   constexpr Index line = kLine<Real, typename Rows::Number>;
@@ -105,8 +104,8 @@ template <class Real, class Rows>
     for (Index k = 0; k < count; ++k) prefetch_behind(rows.data + k * rows.stride + c);
 }
 
-// sums[q][k] = dot product of row k * step with query q, a pack of terms to be added. Rows of less than a vector are taken one
-// by one.
+// sums[q][k] = dot product of row k * step with query q, as a pack whose lanes remain to be added.
+// Rows shorter than a vector are taken number by number.
 template <int Queries, int Keys, class Real, class Rows>
 [[gnu::always_inline]] inline void dot_packs(
     const Rows& rows, Index step, Index columns, const DotQuery<Real>* queries,
@@ -121,7 +120,7 @@ template <int Queries, int Keys, class Real, class Rows>
   for (int q = 0; q < Queries; ++q) query[q] = queries[q].query;
   const auto add = [&](const auto& row_pack, const auto& query_pack)
       __attribute__((always_inline)) {
-    if constexpr (Queries == 1) {  // more rows than registers could hold beside their sums
+    if constexpr (Queries == 1) {  // registers cannot hold this many rows beside their sums
       const Pack<Real> x = query_pack(0);
 #pragma GCC unroll 16
       for (int k = 0; k < Keys; ++k) sums[0][k] = mul_add(row_pack(k), x, sums[0][k]);
@@ -144,7 +143,7 @@ template <int Queries, int Keys, class Real, class Rows>
         [&](int k) __attribute__((always_inline)) { return load_row<Real>(rows, k * step, c); },
         [&](int q) __attribute__((always_inline)) { return Pack<Real>::load(query[q] + c); });
   if (c == columns) return;
-  if (columns >= W) {  // the last W numbers, without those that are in the sums
+  if (columns >= W) {  // the last W numbers; those already summed count as 0
     const auto counted = Pack<Real>::iota() < Pack<Real>(Real(c - (columns - W)));
     add(
         [&](int k) __attribute__((always_inline)) {
@@ -204,7 +203,7 @@ template <int Queries, class Real, class Rows>
   }
 }
 
-// sums[q][v] = sum over keys of weight j of query q times columns v * W ... of row j.
+// sums[q][v] = sum over rows j of (weight j of query q) * (columns v * W ... of row j).
 template <int Queries, int Vectors, class Real, class Rows>
 [[gnu::always_inline]] inline void mix_vectors(
     const Rows& rows, Index keys, const MixQuery<Real>* queries, Index weight_step,
@@ -257,7 +256,7 @@ void block_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>
     if (c + 4 * W <= columns) block.template operator()<4>();
   while (c + W <= columns) block.template operator()<1>();
   if (c == columns) return;
-  if (columns >= W) {  // the last W columns, of which some have their sums
+  if (columns >= W) {  // the last W columns; some of them are done already
     Real sums[std::size_t(Queries)][std::size_t(W)];
     mix_vectors<Queries, 1>(rows.from(0, columns - W), keys, queries, weight_step, sums);
     for (int q = 0; q < Queries; ++q)
@@ -274,7 +273,7 @@ void block_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>
   }
 }
 
-// body.operator()<Queries>(first) for `count` queries in blocks.
+// Calls body.operator()<Queries>(first) for blocks of queries that make up `count`.
 template <class Body>
 [[gnu::always_inline]] inline void for_query_blocks(Index count, Body&& body) {
   Index i = 0;

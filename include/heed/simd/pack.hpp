@@ -118,7 +118,7 @@ struct Pack {
 template <class Real>
 inline constexpr int kLanes = Pack<Real>::width;
 
-// n numbers, rounded up to whole vectors.
+// n rounded up to whole vectors.
 template <class Real>
 [[nodiscard]] constexpr Index whole_vectors(Index n) {
   return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
@@ -143,7 +143,7 @@ template <class Real>
   return typename Pack<Real>::Vector(mask ? a.v : b.v);
 }
 
-// x, and 0 in the lanes of the mask, were x a NaN there.
+// x with 0 in the lanes of the mask, even where x is NaN.
 template <class Real>
 [[nodiscard]] inline Pack<Real> zero_where(typename Pack<Real>::Mask mask, Pack<Real> x) {
   return select(mask, Pack<Real>(Real(0)), x);
@@ -177,7 +177,7 @@ template <class Real>
 template <class Real>
 [[nodiscard]] Pack<Real> square_root(Pack<Real> a);
 
-// Whether some lane of a comparison is true.
+// True if some lane of a comparison is true.
 template <class Mask>
 [[nodiscard]] bool any_lane(Mask mask);
 

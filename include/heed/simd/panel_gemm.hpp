@@ -25,8 +25,8 @@ struct Broadcast {
   [[nodiscard]] Broadcast skip_rows(Index n) const { return {data + n * row, row, depth}; }
 };
 
-// The same in segments of `period` columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) *
-// segment].
+// The same with columns in segments of `period` columns, which lie `segment` apart: data[i * row +
+// (k % period) * depth + (k / period) * segment].
 template <class Element>
 struct SegmentedBroadcast {
   const Element* data;
@@ -37,7 +37,7 @@ struct SegmentedBroadcast {
   }
 };
 
-// What happens to C: it is overwritten, added to, or overwritten while the maximum of each column is kept.
+// Overwrites C, adds to it, or overwrites it while keeping the maximum of each column.
 enum class Store { overwrite, add, overwrite_and_max };
 
 namespace detail {
@@ -45,7 +45,7 @@ namespace detail {
 template <class Real>
 using VectorOf = typename Pack<Real>::Vector;
 
-// How a kernel reads elements of A and B, and multiplies them: as the scalars that C holds.
+// The kernel's way to read elements of A and B, and to multiply them: as the scalars that C holds.
 template <class Element>
 struct Elements {
   using Sum = Element;
@@ -61,7 +61,7 @@ struct Elements {
 template <class Element>
 using SumOf = typename Elements<Element>::Sum;
 
-// Any left operand of `depth` columns as segments, so that one kernel serves all.
+// Any left operand of `depth` columns as segments, so that one kernel serves all kinds.
 template <class Element>
 [[nodiscard]] SegmentedBroadcast<Element> in_segments(const Broadcast<Element>& a, Index depth) {
   return {a.data, a.row, a.depth, depth, 0};
@@ -71,8 +71,8 @@ template <class Element>
   return a;
 }
 
-// Kernels of every shape are compiled for each kind of element, and not for each Store: it decides before and behind the loop
-// over the depth, which is all of the time.
+// Kernels of every shape are compiled for each kind of element, but not for each Store: the Store
+// is tested before and behind the loop over the depth, which takes nearly all of the time.
 template <int Rows, int Vectors, class Element>
 [[gnu::always_inline]] inline void micro_kernel(Store store, Index depth,
                                                 const SegmentedBroadcast<Element>& a,
@@ -97,7 +97,8 @@ template <int Rows, int Vectors, class Element>
     start_with(c, c_row);
   else if (first_row)
     start_with(first_row, 0);
-  // Invariant: acc[i][v] is what C begins with and a(i, k) b[k][v] summed over the columns k so far, in their order.
+  // Invariant: acc[i][v] is the initial value of C plus the sum of a(i, k) b[k][v] over the columns
+  // k so far, in their order.
   const Element* segment = a.data;
 #pragma GCC unroll 1
   for (Index first = 0; first < depth; first += a.period, segment += a.segment) {
@@ -130,15 +131,15 @@ template <int Rows, int Vectors, class Element>
   }
 }
 
-// Rows per micro-kernel: as many as leave registers for B's row and one broadcast; of one vector, as many as hide the
-// latency of a product.
+// Rows per micro-kernel: as many as leave registers for B's row and one broadcast; with one vector
+// per row, as many as hide the latency of a product.
 template <int Vectors>
 inline constexpr int kMicroRows = Vectors >= 3   ? 6
                                   : Vectors == 1 ? 8
                                                  : (kRegisters == 32 ? 12 : 6);
 
-// Rows that the next kernel reads for the first time: of A where its rows lie one behind the other, or of C where it is
-// added to.
+// Rows that the next kernel reads for the first time: rows of A where these lie one behind the
+// other, or rows of C where it is added to.
 template <int Rows, int Vectors, class Element>
 [[gnu::always_inline]] inline void prefetch_next_rows(Store store, Index depth,
                                                       const SegmentedBroadcast<Element>& a,
@@ -203,7 +204,7 @@ void gemm_vectors(Store store, Index rows, Index depth, SegmentedBroadcast<Eleme
   run.template operator()<1>(rows);
 }
 
-// panel_gemm() of any kind.
+// panel_gemm() for any element type.
 template <class Element>
 void panel_product(Store store, Index rows, Index depth, int vectors,
                    const SegmentedBroadcast<Element>& a, const Element* b, Index b_row,
@@ -221,7 +222,7 @@ void panel_product(Store store, Index rows, Index depth, int vectors,
     vectors == 3 ? run.template operator()<3>() : run.template operator()<4>();
 }
 
-// gemm_add() of any kind.
+// gemm_add() for any element type.
 template <class Element>
 void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcast<Element>& a,
                  const Element* b, Index b_row, SumOf<Element>* c, Index c_row) {

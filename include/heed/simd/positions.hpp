@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Positions of tokens and other whole numbers of 32 bits, one SIMD register of them as a value, and what comparisons of
-// them give. A mask's function (mask/visible.hpp) is written with this header:
+// Positions of tokens and other whole numbers of 32 bits, one SIMD register of them as a value, and the results of their
+// comparisons. A mask's function (mask/visible.hpp) is written with this header:
 //
 //   (j <= i) & ((i - j) % 4 == 0 | j < 8)
 //
-// Sums, differences and products wrap around beyond 32 bits. A quotient is rounded towards 0, and the remainder has the
-// sign of what is divided, as those of int are; what is divided by 0 gives 0, and so does its remainder. Comparisons are
-// joined by & and | and turned round by !.
+// Sums, differences and products wrap around beyond 32 bits. A quotient is rounded towards 0, and a
+// remainder has the sign of the dividend, as with int; quotient and remainder of a division by 0
+// are 0. Comparisons are joined by & and | and negated by !.
 
 #include <heed/simd/pack.hpp>
 
@@ -40,7 +40,7 @@ struct Seen {
   friend Seen operator|(Seen a, Seen b) { return Seen(a.v | b.v); }
   friend Seen operator!(Seen a) { return Seen(~a.v); }
 
-  // Asked for by &&, ||, ? : and if, of which none can know what other lanes say.
+  // Used by &&, ||, ? : and if; the conversion is refused, since lanes may differ.
   template <std::same_as<bool> One>
   explicit operator One() const {
     static_assert(
@@ -104,13 +104,13 @@ struct Positions {
   return Positions(Positions::Vector(Positions::Bits(a.v) * Positions::Bits(b.v)));
 }
 [[nodiscard]] inline Positions operator-(Positions a) { return Positions(0) - a; }
-// By double, in which the quotient of two numbers of 32 bits lies on the right side of every whole number: it is at
-// least 2^-31 away from those that it is not, and wrong by 2^31 2^-53 at most.
+// Computes in double. The quotient of two 32-bit numbers is whole or at least 2^-31 away from any whole number, and double
+// is wrong by at most 2^31 2^-53, so that truncation gives the right number.
 [[nodiscard]] inline Positions operator/(Positions a, Positions b) {
   typedef double Doubles __attribute__((vector_size(kRegisterBytes)));
   typedef std::int32_t Half __attribute__((vector_size(kRegisterBytes / 2)));
   const Positions::Vector divisor = b.v == 0 ? Positions(1).v : b.v;
-  // Half a register at a time: g++ 12 without optimisation fails on twice the width of one.
+  // Works on half a register at a time: without optimisation, g++ 12 fails on vectors twice as wide as a register.
   Half over[2], under[2];
   std::memcpy(over, &a.v, sizeof over);
   std::memcpy(under, &divisor, sizeof under);

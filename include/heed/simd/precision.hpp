@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Precision: what large products are computed with. Its value leads to the products of pairs of bfloat16, so that a file
-// which never names Precision::mixed compiles none of them.
+// The arithmetic of large products. Precision points to the products of pairs of bfloat16, so that
+// a file which never names Precision::mixed compiles none of them.
 
 #include <heed/simd/bfloat_pairs.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// The products of pairs of bfloat16, and what makes and mends pairs (simd/bfloat_pairs.hpp).
+// The products of pairs of bfloat16, and the functions that make and clear pairs (simd/bfloat_pairs.hpp).
 struct PairProducts {
   decltype(&pair_columns) by_columns;
   decltype(&pair_rows) by_rows;
@@ -40,8 +40,8 @@ inline constexpr PairProducts kPairProducts{
 
 }  // namespace detail
 
-// What products are computed with: q.k and weights times values, and backward's products with queries, keys, values
-// and the gradient of the output. All else, above all scores and what becomes of them, is computed in the op's Real.
+// The arithmetic of q.k and weights times values, and of backward's products with queries, keys, values and the gradient of
+// the output. Everything else, scores and weights above all, is computed in the op's Real.
 //
 //   Precision::storage   the op's Real
 //   Precision::mixed     for ops of float: numbers rounded to bfloat16, sums of their products in float
@@ -51,7 +51,7 @@ class Precision {
 
   constexpr Precision() = default;  // storage
   [[nodiscard]] constexpr bool mixes() const { return products_ != nullptr; }
-  // Where mixes(), else null.
+  // The products where mixes(), else null.
   [[nodiscard]] constexpr const PairProducts* products() const { return products_; }
   [[nodiscard]] constexpr const char* name() const { return mixes() ? "mixed" : "storage"; }
   [[nodiscard]] friend constexpr bool operator==(const Precision& a, const Precision& b) {

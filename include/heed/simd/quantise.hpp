@@ -6,8 +6,8 @@
 //   s = max_c |x(c)| / 127, at least 2^-126,   n(c) = x(c) / s rounded to the nearest integer, ties to even
 //   x~(c) = s n(c), rounded to float
 //
-// Accuracy  |x~(c) - x(c)| <= (1/2 + 2^-16) s: half a step by rounding to n; 127 2^-24 of one by rounding x / s, whose
-//           size is at most 127 (1 + 2^-23), and as much by rounding s n. That is less than max |x| / 253, or 2^-126
+// Accuracy  |x~(c) - x(c)| <= (1/2 + 2^-16) s: half a step from rounding to n, 127 2^-24 of a step from rounding x / s,
+//           which is at most 127 (1 + 2^-23), and as much from rounding s n. That is less than max |x| / 253, or 2^-126
 //           where all |x| are below 127 2^-126. Zeros stay zeros.
 // Bounds    every finite row: |n| <= 127, and x~ is finite. A row that holds a NaN or an infinity has s = NaN and n = 0:
 //           it is NaN as a whole.
@@ -24,7 +24,7 @@ inline namespace HEED_ABI {
 
 // Writes n; returns s.
 [[nodiscard]] inline float quantise(const float* row, Index count, std::int8_t* to) {
-  // The bits of |x| are in the order of numbers, infinity and NaN behind all others.
+  // Compared as integers, the bits of |x| have the order of the numbers, with infinity and NaN above all.
   std::uint32_t top = 0;
   for (Index c = 0; c < count; ++c)
     top = std::max(top, std::bit_cast<std::uint32_t>(row[c]) & 0x7FFFFFFFU);
@@ -36,7 +36,7 @@ inline namespace HEED_ABI {
   constexpr float least = std::numeric_limits<float>::min();
   constexpr float most = 0x1.020406p121F;  // max / 127 rounded down: 127 times it is finite
   const float scale = std::clamp(largest / 127.0F, least, most);
-  // Behind this sum the integer stands in the lowest bits.
+  // After this is added the lowest bits hold the integer.
   constexpr float shift = 0x1.8p23F;
   for (Index c = 0; c < count; ++c)
     to[c] = static_cast<std::int8_t>(std::bit_cast<std::uint32_t>(row[c] / scale + shift) -

@@ -19,8 +19,8 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// A row with a component above `edge` is divided by `factor` before it is squared, a row whose components are all
-// below 1 / edge is multiplied by it. `factor` is a power of two, so that this rounds nothing.
+// A row with a component above `edge` is divided by `factor` before it is squared, a row whose components are all below 1 /
+// edge is multiplied by `factor`, a power of two, so that nothing is rounded.
 template <class V>
 struct NormRange {
   static constexpr double edge = 0x1p400, factor = 0x1p600;

@@ -19,8 +19,8 @@ class Scratch {
  public:
   static constexpr std::size_t alignment = 64;
 
-  // A scratch without memory. Its take() returns null and counts, so that the code that takes pieces first says how
-  // large the memory must be.
+  // A scratch without memory: take() returns null and counts, so that a first run of the code that
+  // takes pieces finds how large the memory must be.
   Scratch() = default;
   // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
   explicit Scratch(Index count)
@@ -50,7 +50,7 @@ class Scratch {
     return memory_ + at;
   }
 
-  // All of the memory is free again.
+  // Makes all of the memory free again.
   void clear() { used_ = 0; }
   // Elements taken so far.
   [[nodiscard]] Index used() const { return used_; }
@@ -58,7 +58,7 @@ class Scratch {
  private:
   static constexpr Index kMost =
       std::numeric_limits<Index>::max() / Index(sizeof(Real)) - Index(alignment);
-  // What take(count) consumes: whole cache lines.
+  // Elements that take(count) uses up: whole cache lines.
   [[nodiscard]] static constexpr Index padded(Index count) {
     constexpr Index line = Index(alignment / sizeof(Real));
     return (count + line - 1) / line * line;
@@ -66,7 +66,7 @@ class Scratch {
   [[nodiscard]] static constexpr std::size_t bytes(Index count) {
     return std::size_t(count) * sizeof(Real);
   }
-  // Whether `count` elements fill two huge pages.
+  // True if `count` elements fill two huge pages.
   [[nodiscard]] static constexpr bool is_large(Index count) {
     return bytes(count) >= 2 * kHugePage;
   }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What reads and writes rows of numbers that are stored in other ways than they are computed with. A view of such rows
-// leads to it (stored_view.hpp), so that a file which makes no such view compiles none of it.
+// Functions that read and write rows of numbers stored in another type than they are computed in. A view of such rows
+// points to them (stored_view.hpp), so that a file which makes no such view compiles none of them.
 
 #include <heed/simd/narrow_product.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// Rows of one head that follow each other, as StoredRows or ScaledRows, whose type the Storage knows.
+// Rows of one head, a stride apart: StoredRows or ScaledRows, whose type the Storage knows.
 struct UntypedRows {
   const void* data;
   Index stride;
@@ -71,7 +71,7 @@ struct StorageOf {
   }
   static void narrow(const Real* from, Index from_stride, Index count, Index columns,
                      const UntypedRows& rows) {
-    // The view that led here was one of numbers that may be written.
+    // The view that points to this function was made of writable numbers.
     auto* to = const_cast<Number*>(static_cast<const Number*>(rows.data));
     for (Index r = 0; r < count; ++r)
       convert(from + r * from_stride, columns, to + r * rows.stride);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A view of memory that holds Real, bfloat16, half or scaled int8: what the doors take for tensors of Real.
+// A view of memory that holds Real, bfloat16, half or scaled int8: the type of tensors in all public calls.
 
 #include <heed/core/scaled_view.hpp>
 #include <heed/simd/storage.hpp>
@@ -9,8 +9,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// A TensorView<Element>, or one of narrower numbers that stand for Elements. Element may be const; only then they may be
-// scaled int8.
+// A TensorView<Element>, or a view of narrower numbers that stand for Elements. Scaled int8 needs a const Element.
 template <class Element>
 class StoredView {
  public:
@@ -19,7 +18,7 @@ class StoredView {
   using Of = TensorView<std::conditional_t<std::is_const_v<Element>, const Number, Number>>;
 
   StoredView() = default;
-  // Whatever a TensorView of one of the three types can be made of, as that one is.
+  // Accepts everything that a TensorView of one of the three types can be made of.
   template <class From>
   requires std::constructible_from<TensorView<Element>, From &&> StoredView(From&& from)
       : plain_(static_cast<From&&>(from)) {}
@@ -50,31 +49,31 @@ class StoredView {
         kind_(static_cast<Kind>(other.kind_)),
         storage_(other.storage_) {}
 
-  // Are its numbers stored in other ways than as Elements?
+  // True if the numbers are stored in another type than Element.
   [[nodiscard]] bool narrow() const { return kind_ != Kind::plain; }
   [[nodiscard]] bool scaled() const { return kind_ == Kind::as_scaled; }
-  // What reads and writes its rows where narrow(), else null.
+  // The functions that read and write the rows where narrow(), else null.
   [[nodiscard]] const Storage<Real>* storage() const { return storage_; }
   // Rows t, t + 1, ... of head (b, h), up to the end of their page.
   [[nodiscard]] UntypedRows rows(Index b, Index h, Index t) const {
     return visit([&](const auto& v) { return UntypedRows(rows_of(v, b, h, t)); });
   }
-  // The view of memory that holds Elements; an empty one where narrow().
+  // The view of memory that holds Elements; empty where narrow().
   [[nodiscard]] const TensorView<Element>& plain() const { return plain_; }
 
-  // What checks ask of it; valid as long as the view.
+  // Address and sizes of the memory, for checks; valid as long as the view.
   [[gnu::noinline]] operator MemoryView() const {
     return visit([](const auto& v) { return MemoryView(v); });
   }
 
-  // What checks ask of the scales of its rows; without elements unless scaled(). Valid as long as the view.
+  // Address and sizes of the scales, for checks; without elements unless scaled(). Valid as long as the view.
   [[nodiscard, gnu::noinline]] MemoryView scales() const {
     if constexpr (std::is_const_v<Element>)
       if (scaled()) return scaled_.scales();
     return {};
   }
 
-  // f(view), for the view of what is stored.
+  // f(view) for the view of the stored numbers.
   template <class F>
   decltype(auto) visit(F&& f) const {
     switch (kind_) {

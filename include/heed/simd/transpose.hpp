@@ -36,8 +36,9 @@ inline void transpose_stages(Pack<Real>* rows) {
   }
 }
 
-// Packs that hold parts of `2 * Half` lanes of several rows: adds both halves of each part, and puts the results of two
-// packs into one, until one pack is left. Row by row these are the additions of sum_lanes(). The packs are overwritten.
+// Sums lanes of several rows at once. Each pack holds a part of `2 * Half` lanes per row: the
+// halves of each part are added, and the results of two packs join in one, until one pack is left.
+// For each row these are the additions of sum_lanes(). The packs are overwritten.
 template <class Real, int Half, int Count>
 inline void add_halves(Pack<Real>* packs) {
   if constexpr (Count > 1) {

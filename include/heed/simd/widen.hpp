@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Rows of 16-bit numbers to rows of Real and back, a vector at a time: in integer arithmetic, which every processor
-// has, or by the instructions that many have for half. Every processor with AVX2 has those, so that the classes of
-// HEED_ISA need not tell them apart. And rows of int8 numbers with their scale to rows of Real.
+// Converts rows of 16-bit numbers to rows of Real and back, and rows of int8 numbers with their scale to rows of Real.
+// Conversion goes a vector at a time, in integer arithmetic, or by the processor's instructions for half. Every processor
+// with AVX2 has these, so that HEED_ISA has no class of its own for them.
 
 #include <heed/core/scaled_view.hpp>
 #include <heed/simd/pack.hpp>
@@ -25,15 +25,15 @@ typedef std::uint16_t NarrowMemory
 
 typedef std::int8_t Bytes __attribute__((vector_size(kRegisterBytes / 4)));
 
-// A reference to NarrowMemory would lose what its type says of alignment.
+// Takes a pointer: a reference to NarrowMemory would lose its alignment.
 inline void store_bits(NarrowBits bits, void* to) { *reinterpret_cast<NarrowMemory*>(to) = bits; }
 
 // The numbers in 32 bits each.
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow);
 [[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from);
 
-// W numbers to floats, and floats to the nearest W numbers: in integer arithmetic, unless the processor has
-// instructions for it.
+// W numbers to floats, and floats to the nearest W numbers: by integer arithmetic, unless the
+// processor has instructions for it.
 template <NarrowNumber Narrow>
 struct Conversion {
   using P = Pack<float>;

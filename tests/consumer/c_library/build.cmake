@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compiles main.c into PROGRAM by CC with what PKG_CONFIG says about libheed in LIBRARY_DIR, and runs it; HAS_STATIC: again with
-# libheed.a.
+# Compiles main.c into PROGRAM by CC with the flags that PKG_CONFIG gives for libheed in
+# LIBRARY_DIR, and runs it; HAS_STATIC: again with libheed.a.
 set(ENV{PKG_CONFIG_PATH} "${LIBRARY_DIR}/pkgconfig")
 function(build_and_run program kind linking)
   foreach(what cflags libs)

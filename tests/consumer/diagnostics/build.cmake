@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The first error that each of COMPILERS prints about a mistake of main.cpp, an author's, or of calls.cpp, a caller's, holds heed's
-# own sentence.
+# The first error that each of COMPILERS prints contains heed's own sentence, for an author's
+# mistakes (main.cpp) and a caller's (calls.cpp).
 set(branch "cannot branch on it: use heed::math::select\\(condition, a, b\\)")
 set(function "std::exp and its like do not take: use heed::math::exp")
 set(sentence_1 "${function}")
@@ -27,15 +27,15 @@ set(sentence_21 "a normaliser has 1 to 8 score maps per output head")
 set(sentence_22 "join them with & and \\| in place of && and \\|\\|")
 set(sentence_23 "`parameters` of the score does not name its table of positions")
 set(sentence_24 "a score with bucket\\(\\) needs `positions`")
-set(sentence_25 "a normaliser without reference\\(\\) has no slow twin")
+set(sentence_25 "a normaliser without reference\\(\\) cannot be compared with one by check_op")
 set(sentence_26 "${function}")
 set(sentence_27 "weight\\(\\) gets vectors of pairs, which std::exp and its like do not take: use heed::math::exp")
 set(sentence_28 "${function}")
 set(sentence_29 "${branch}")
-set(sentence_30 "a normaliser without reference\\(\\) has no slow twin")
-set(sentence_31 "a readout without reference\\(\\) has no slow twin")
-set(sentence_32 "the slow twin, and so check_op, runs score\\(\\) on plain numbers, too")
-set(sentence_33 "the slow twin, and so check_op, runs features on plain numbers, too")
+set(sentence_30 "a normaliser without reference\\(\\) cannot be compared with one by check_op")
+set(sentence_31 "a readout without reference\\(\\) cannot be compared with one by check_op")
+set(sentence_32 "the reference, and so check_op, runs score\\(\\) on plain numbers, too")
+set(sentence_33 "the reference, and so check_op, runs features on plain numbers, too")
 set(sentence_34 "a part of an op that is no template of its scalar alone says what it is over another")
 set(sentence_35 "a readout needs forward\\(panel\\) const")
 set(sentence_36 "a readout needs vjp\\(panel, grad\\) const")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mistakes that callers make, one for each value of MISTAKE, and for 0 a program without one, with arguments in all the ways in
-// which they may be written.
+// Mistakes that callers make, one for each value of MISTAKE, and for 0 a program without one, with
+// arguments in all the forms in which they may be written.
 #include <heed/attention.hpp>
 #include <heed/engine/hvp.hpp>
 #include <heed/measure/weights.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What main.cpp and calls.cpp include.
+// The includes of main.cpp and calls.cpp.
 #include <heed/attention.hpp>
 #include <heed/check/op_check.hpp>
 #include <heed/engine/explain.hpp>

@@ -26,7 +26,7 @@ struct Mine {
       std::tuple{heed::named("slope", &Mine::slope), heed::option("flag", &Mine::flag)};
 
 #if MISTAKE == 0
-  // What looks like a mistake and is none: branches on options, `if constexpr`, numbers of any type.
+  // Code that looks like a mistake and is none: branches on options, `if constexpr`, numbers of any type.
   template <class S>
   S score(const auto& pair, const auto& p) const {
     S sum = flag ? pair.logit : 0.0;
@@ -88,9 +88,9 @@ struct Mine {
 #endif
 };
 
-// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas of rows that use what heed
-// does not differentiate for 17 to 19, return no number per pair for 20, have more maps than there may be for 21, and read
-// numbers of tokens that they do not declare for 37 and 38. For 43 rows ask for an extra input, and so does the readout.
+// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas of rows that use
+// functions without derivatives for 17 to 19, return no number per pair for 20, have too many maps for 21, and read numbers
+// of tokens that they do not declare for 37 and 38. For 43 rows ask for an extra input, and so does the readout.
 template <class T>
 struct Rows
 #if MISTAKE != 12
@@ -131,8 +131,8 @@ struct Rows
 #endif
 };
 
-// Streaming weights without reference() for 25, with what vectors do not take for 26 to 29, that ask for numbers of keys for
-// 39, and sound ones that are written for vectors of any kind.
+// Streaming weights: without reference() for 25, with operations that vectors lack for 26 to 29,
+// reading numbers of keys for 39, and correct ones that are written for vectors of any kind.
 template <class T>
 struct Streamed : heed::StreamedRows<T, 1> {
 #if MISTAKE == 39
@@ -203,7 +203,7 @@ struct Readout : heed::PlainReadout {
 #endif
 };
 
-// Scores for packs alone: score() for 32, its features for 33. One that is no template for 34.
+// Scores for packs alone: score() for 32, its features for 33. A score() that is no template for 34.
 template <class T>
 struct PackScore : heed::PlainScore {
 #if MISTAKE == 33
@@ -223,7 +223,7 @@ struct PackScore : heed::PlainScore {
   }
 #endif
 };
-// One that reads sums over tokens of both sides for 42.
+// A score that reads sums over tokens of both sides for 42.
 template <class T>
 struct BothSums : heed::ScoreWith<heed::TokenInputs<1, 1>> {
   static constexpr bool sums_inputs = true;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Flags under which a compiler may take liberties with floating point: with each of them and each of COMPILERS, main.cpp
-# gives right numbers, or heed's own sentence stops the compiler.
+# Flags that let a compiler change floating-point arithmetic: with each of them and each of
+# COMPILERS, main.cpp gives right numbers, or heed's own sentence stops the compiler.
 set(liberties "-ffast-math" "-Ofast" "-ffast-math -fno-finite-math-only" "-ffinite-math-only"
               "-funsafe-math-optimizations" "-fassociative-math -fno-signed-zeros -fno-trapping-math"
               "-ffast-math -DHEED_ALLOW_FINITE_MATH" "-freciprocal-math" "-ffp-contract=fast")

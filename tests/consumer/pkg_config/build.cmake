@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compiles ../main.cpp into PROGRAM with what PKG_CONFIG says about heed in PC_DIR, and runs it.
+# Compiles ../main.cpp into PROGRAM with the flags that PKG_CONFIG gives for heed in PC_DIR, and
+# runs it.
 set(ENV{PKG_CONFIG_PATH} "${PC_DIR}")
 foreach(kind cflags libs)
   execute_process(COMMAND "${PKG_CONFIG}" --${kind} heed OUTPUT_VARIABLE ${kind}

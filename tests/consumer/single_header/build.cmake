@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compiles each of EXAMPLES, whose heed is the generated HEADER and no other, into PROGRAM, and runs it.
+# Compiles each of EXAMPLES with the generated HEADER alone into PROGRAM, and runs it.
 get_filename_component(folder "${HEADER}" DIRECTORY)
 foreach(example IN LISTS EXAMPLES)
   file(READ "${example}" text)

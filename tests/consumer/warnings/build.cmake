@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# A project with many warnings has none of heed's headers: of all of them, which HEADERS includes, and of main.cpp behind it. Folders
-# of other libraries are SYSTEM. Optimised, since g++ has intrinsics as macros otherwise; ../plain has the warnings that take code.
+# A project with many warnings gets none from heed's headers: neither from all of them, which
+# HEADERS includes, nor from main.cpp behind it. Folders of other libraries are SYSTEM. It is
+# compiled with optimisation, since intrinsics are macros in g++ otherwise; ../plain has the
+# warnings that need generated code.
 include("${CMAKE_CURRENT_LIST_DIR}/../warnings.cmake")
 list(TRANSFORM SYSTEM PREPEND -isystem)
 foreach(compiler IN LISTS COMPILERS)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instantiates every op, both ways and over float and double, and what stands around them. build.cmake includes all headers in
-// front of it.
+// Instantiates every op, both ways and over float and double, and the functions around them.
+// build.cmake includes all headers in front of it.
 template <class T>
 struct Mine {
   heed::Param<T> slope = T(0.5);
@@ -42,7 +42,7 @@ struct Call {
     (void)heed::explain(op, sizes, mask, heed::Pass::backward);
     (void)heed::reference::gradients(op, heed::reference::Problem<Real>{}, numbers);
   }
-  // Of ops whose weights are one softmax.
+  // Instantiates the calls that only ops with one softmax have.
   template <class Op>
   void of_softmax(Op op) {
     both_ways(op);

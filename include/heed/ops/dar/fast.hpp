@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Fast forms of DAR's score, for the usual options: logistic gate, strength that is not adaptive, cosine at full
-// width. They compute the formulas of ops/dar.hpp without branches: |c| <= 1 bounds every exponent, and fast_range()
-// says whether the bound lets the sigmoid go unguarded. Law: every form equals the formula (dar_forms_test).
+// Fast forms of DAR's score, for the usual options: logistic gate, strength that is not adaptive, cosine at full width.
+// They compute the formulas of ops/dar.hpp without branches: |c| <= 1 bounds every exponent, and fast_range() says whether
+// the bound is small enough for a sigmoid without guards. Every form equals the formula (dar_forms_test).
 //
-//   StaticForm              adds up the query's side over the keys, three numbers for five:
+//   StaticForm              sums three numbers over a query's keys, from which its five gradients follow:
 //                           dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha
 //                           dn = sum e c / n     with e = dL/dc
 //   FastForm<Gate>          the unrolled and the converged gate
@@ -43,7 +43,7 @@ template <class S>
   return dinput;
 }
 
-// The logistic gate for exponents of any sign within kFallingRange.
+// The logistic gate; the size of its exponents stays within kFallingRange.
 struct FastCurve {
   template <class S>
   [[nodiscard, gnu::always_inline]] S value(const S& fall, const S& sharpness) const {
@@ -56,11 +56,12 @@ struct FastCurve {
   }
 };
 
-// Its fixed point by a few of Halley's steps, of third order. With F = g - r, t = alpha beta, s = g (1 - g):
+// Finds the fixed point of FastCurve by a few of Halley's steps, of third order. With F = g - r,
+// t = alpha beta, s = g (1 - g):
 //
 //   F' = t s - 1    F'' = t^2 s (1 - 2 g)    r <- r - 2 F F' / max(2 F'^2 - F F'', F'^2), cut to [0, 1]
 //
-// The maximum keeps the divisor positive. A lane that they do not bring home takes the long way.
+// The maximum keeps the divisor positive. A lane that is not near enough to the root after them uses AnyRoot.
 struct FastRoot : FastCurve {
   template <class S>
   [[nodiscard, gnu::always_inline]] S root(const S& x, const GateScalars<S>& p) const {
@@ -74,7 +75,7 @@ struct FastRoot : FastCurve {
       return math::select(aim < zero, zero, math::select(aim > one, one, aim));
     };
     const S margin = one - math::absolute(total) * math::constant<S>(0.25);
-    // Did the step from r to next leave an error above rounding / margin? True for NaN.
+    // True if the step from r to next may have left an error above rounding / margin, or if it is NaN.
     const auto far = [&](const S& r, const S& next) {
       const S moved = math::absolute(S(next - r));
       return (moved > margin * math::constant<S>(kNear<S>)) | (moved != moved);
@@ -97,14 +98,14 @@ struct FastRoot : FastCurve {
  private:
   template <class V>
   static constexpr bool kSingle = std::is_same_v<V, float> || std::is_same_v<V, Pack<float>>;
-  // epsilon^(1/3): the step has left about its third power.
+  // epsilon^(1/3): the error after a step is about the third power of the step.
   template <class V>
   static constexpr double kNear = kSingle<V> ? 4e-3 : 5e-6;
   template <class V>
   static constexpr int kBlindSteps = kSingle<V> ? 1 : 2;
 };
 
-// The unrolled gate of a number of iterations that the compiler knows.
+// The unrolled gate whose number of iterations the compiler knows.
 template <int Count>
 struct FixedUnrolledGate {
   template <class S>
@@ -167,13 +168,13 @@ struct DarStaticForm {
     dp[0] += sums[0];
     dp[1] -= sums[1];
     dp[2] += (sums[2] - p[1] * sums[1]) / p[2];
-    // A query that sees nothing may hold anything: n may be NaN.
+    // A query that sees no key may hold any number: n may be NaN.
     const S none = math::constant<S>(0), dn = over_norm(sums[2], query[0]);
     dquery[0] += math::select(math::value_of(sums[2]) == math::value_of(none), none, dn);
   }
 };
 
-// f(form) with the fast form of a gate.
+// Calls f(form) with the fast form of a gate.
 template <class F>
 void with_dar_fast_form(const ResonanceGate& gate, F&& f) {
   if (gate.converged)

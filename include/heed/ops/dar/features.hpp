@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What adaptive resonance asks of each query and key row x:
+// The features that adaptive resonance computes for each query and key row x:
 //
 //   f_0 = 1/(|y| + eps),  y = x, or x P (low rank)          df_0/dy = -f_0^2 y/|y|
 //   f_1 = factor |x| if adaptive, else 0                    df_1/dx = factor x/|x|
@@ -58,7 +58,7 @@ struct DarFeatures {
   [[nodiscard]] static S full_norm(const Row& row) {
     return row_norm<S>(row.dim(), [&](Index c) { return row.x(c); });
   }
-  // Of the row that enters the cosine.
+  // |y|, the norm of the row that enters the cosine.
   template <class S, class Row>
   [[nodiscard]] S angle_norm(const Row& row) const {
     if (!low_rank) return full_norm<S>(row);
@@ -66,8 +66,8 @@ struct DarFeatures {
   }
 };
 
-// Throws unless `basis`, if given, has shape (dim, rank <= dim) and orthonormal columns, to 1e-3:
-// room for one that was rounded to 16 bits.
+// Throws unless `basis`, if given, has shape (dim, rank <= dim) and orthonormal columns, to 1e-3,
+// so that a basis rounded to 16 bits passes.
 template <class Real>
 void require_orthonormal(const Param<Real>& basis, Index dim, const char* where) {
   if (!basis.given()) return;

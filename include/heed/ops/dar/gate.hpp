@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The gate of adaptive resonance and its short dynamics; ops/dar.hpp says what it is for.
+// The gate of adaptive resonance and its short dynamics; ops/dar.hpp uses it.
 //
 //   c' = c, or (c + 1)/2 for the centred gate;   x = rho - c'
 //   r_0 = 0,   r_{t+1} = g(y_t),   y_t = beta r_t - x
@@ -21,8 +21,8 @@
 //
 //   (dr/dc', dr/dalpha, dr/dbeta) = (alpha, y, alpha r) s / (1 - alpha beta s)
 //
-// Crossing  c' > rho: the gate's own input exceeds the vigilance, y > 0 at r = 0. For the static gate, of every
-//           kind, that is r > 1/2; with feedback, positive or negative, it is not.
+// Crossing  c' > rho: the gate's own input exceeds the vigilance, y > 0 at r = 0. For the static
+//           gate, of every kind, this is the same as r > 1/2; with feedback it is not.
 // Bounds    r in [0, 1]. Below slope bound 1 the fixed point is unique, the unrolled gate tends to
 //           it, and 1 - alpha beta s > 0; the converged gate is for that case only.
 // Accuracy  converged: a few ulp, divided by 1 - alpha beta s.
@@ -47,7 +47,7 @@ struct GateScalars {
   S vigilance{}, sharpness{}, feedback{};
 };
 
-// r with its derivatives; by vigilance it is -by_input.
+// r with its derivatives; dr/drho is -by_input.
 template <class S>
 struct GateDerivatives {
   S value{}, by_input{}, by_sharpness{}, by_feedback{};
@@ -92,7 +92,7 @@ struct AnyCurve {
   }
 };
 
-// The static gate, for iterations 0 and 1, and the unrolled one.
+// The static gate (iterations 0 and 1), and the unrolled one.
 template <class Curve>
 struct UnrolledGate {
   Curve curve;
@@ -153,7 +153,7 @@ template <class Mask>
 
 // A curve and its fixed point by Newton's method, for any kind of gate.
 struct AnyRoot : AnyCurve {
-  // The root of g(beta r - x) - r. Its plain value comes from Newton; one more step in S then makes
+  // The root of g(beta r - x) - r. The plain value comes from Newton; one more step in S then makes
   // it exact to rounding and gives it the derivatives of the root.
   template <class S>
   [[nodiscard]] S root(const S& x, const GateScalars<S>& p) const {
@@ -170,8 +170,8 @@ struct AnyRoot : AnyCurve {
   }
 
  private:
-  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane
-  // that has arrived stays as it is: its bits do not depend on how long the others take.
+  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane that has arrived no longer
+  // changes, so that its bits do not depend on how long other lanes take.
   template <class V>
   [[nodiscard]] V newton(const V& x, const GateScalars<V>& p) const {
     const V zero = math::constant<V>(0), one = math::constant<V>(1);
@@ -193,7 +193,7 @@ struct AnyRoot : AnyCurve {
     return r;
   }
 
-  // epsilon^(2/3): the last step leaves about its square.
+  // epsilon^(2/3): the error after the last step is about the square of the step.
   template <class V>
   static constexpr double kClose =
       std::is_same_v<V, float> || std::is_same_v<V, Pack<float>> ? 2.4e-5 : 3.7e-11;
@@ -221,7 +221,7 @@ struct ResonanceGate {
     return (cosine + math::constant<S>(1)) * math::constant<S>(0.5);
   }
 
-  // Does an input c' cross the vigilance? What all reports of crossings count.
+  // True if an input c' exceeds the vigilance. All reports count crossings by this function.
   template <class S>
   [[nodiscard]] static auto crosses(const S& input, const S& vigilance) {
     return input > vigilance;

@@ -13,18 +13,18 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// When does a row stop moving? per_token: when its own step was small. batch: all rows together,
-// once each row of the call has had a small step; that couples the sequences of a batch and, even
-// under a causal mask, a token with later ones. adaptive: when its learnt halting probabilities are spent (7); it needs
-// the parameters halt and halt_bias. outside: never; the caller gets what every step leaves, and decides (9).
+// The moment at which a row stops moving. per_token: when its own step was small. batch: all rows together, once each row
+// of the call has had a small step; this couples the sequences of a batch and, even under a causal mask, a token with later
+// ones. adaptive: when its learnt halting probabilities are spent (7); this needs the parameters halt and halt_bias.
+// outside: never; the caller gets z after every step, and decides (9).
 enum class Halting { per_token, batch, adaptive, outside };
 
 struct DialecticalOptions {
   int max_steps = 3;  // >= 1
   double halt_eps =
-      1e-3;  // >= 0, of |step| / |z|; 0 never halts. Not read where halting is adaptive or outside
+      1e-3;  // >= 0, of |step| / |z|; 0 never halts. Not read under Halting::adaptive and outside
   Halting halting = Halting::per_token;
-  double spare_eps = 0.01;  // in [0, 1): an adaptive row halts once 1 - spare_eps is spent
+  double spare_eps = 0.01;  // in [0, 1): an adaptive row halts once 1 - spare_eps is used up
 
   // |step| / |z| below which a step is the last one.
   [[nodiscard]] double small_step() const {
@@ -39,8 +39,8 @@ struct DialecticalParams {
   Param<Real> synth, synth_bias;  // (d, 3 d) over [u+ | u- | z], (d)
   Param<Real> gate, gate_bias;    // (1, d), (1)
   Param<Real> b_pos = Real(0),
-              b_neg = Real(0);  // (1): shifts of a softmax, without effect; gradient 0
-  Param<Real> halt, halt_bias;  // (heads, d), (heads): of Halting::adaptive; other modes do without
+              b_neg = Real(0);  // (1): they shift a softmax, without effect; gradient 0
+  Param<Real> halt, halt_bias;  // (heads, d), (heads): for Halting::adaptive only
 
   // Shapes of the parameters.
   [[nodiscard]] std::vector<Index> square(const Geometry& g) const { return {g.dim_qk, g.dim_qk}; }
@@ -79,7 +79,7 @@ struct DialecticalParams {
   }
 };
 
-// Hands out the rows of a work tile one after the other.
+// Hands out the rows of a work tile, one piece after the other.
 template <class Real>
 class RowPieces {
  public:
@@ -96,7 +96,7 @@ class RowPieces {
   Index next_ = 0;
 };
 
-// What every pass over a panel keeps.
+// Memory for every pass over a panel.
 template <class Real>
 struct DialecticalLanes {
   LaneTile<Real> summary;  // [2 d]: u+ over u-
@@ -121,12 +121,12 @@ struct DialecticalLanes {
   [[nodiscard]] LaneTile<Real> negative() const { return summary.part(step.rows, step.rows); }
 };
 
-// What Halting::adaptive keeps beside them.
+// Further memory for Halting::adaptive.
 template <class Real>
 struct PonderLanes {
-  LaneTile<Real> weight;  // [1]: the logit of h, then p, of the step at hand
+  LaneTile<Real> weight;  // [1]: the logit of h, then p, of the current step
   Real *spent, *steps;    // sum of h of the steps so far; rho
-  Real* moved;            // 1 for the rows that the step at hand has moved
+  Real* moved;            // 1 for the rows that the current step has moved
 
   [[nodiscard]] static Index rows() { return 4; }
   explicit PonderLanes(RowPieces<Real>& pieces)
@@ -136,13 +136,13 @@ struct PonderLanes {
         moved(pieces.take_row()) {}
 };
 
-// What backward of Halting::adaptive remembers of each step, and where it works.
+// Backward of Halting::adaptive: numbers kept from each step, and working memory.
 template <class Real>
 struct PonderTrace {
   LaneTile<Real> weight;  // [max_steps]: p
   LaneTile<Real> dz;      // [d]
   LaneTile<Real> dlogit;  // [1]: of h, one step
-  Real* dlast;            // dL/dR of a row, once its last step has been met
+  Real* dlast;            // dL/dR of a row, set at its last step
 
   [[nodiscard]] static Index rows(Index dim, Index steps) { return steps + dim + 2; }
   PonderTrace(RowPieces<Real>& pieces, Index dim, Index steps)
@@ -152,7 +152,7 @@ struct PonderTrace {
         dlast(pieces.take_row()) {}
 };
 
-// What backward remembers of each step t, and where it works.
+// Backward: numbers kept from each step t, and working memory.
 template <class Real>
 struct DialecticalTrace {
   LaneTile<Real> z;         // [max_steps * d]: z after step t
@@ -176,7 +176,7 @@ struct DialecticalTrace {
         dlogit(pieces.take_row()),
         natural(pieces.take(whole_vectors<Real>(dim))) {}
 
-  // Memory of z and argument, once their steps have been chained: [2 d].
+  // The memory of z and argument, used again once their steps are done: [2 d].
   [[nodiscard]] LaneTile<Real> dsummary(Index dim) const { return {z.data, 2 * dim, z.lanes}; }
 };
 
@@ -189,7 +189,7 @@ class WeightGradients {
   WeightGradients(const LaneTile<Real>& natural, Index valid_lanes)
       : natural_(natural.data), row_(natural.rows), valid_lanes_(valid_lanes) {}
 
-  // The right factor of the products to come, [d][lanes].
+  // Sets the right factor of the following products, [d][lanes].
   void take_input(const LaneTile<const Real>& x) {
     dim_ = x.rows;
     unpack_lanes(x.data, x.lanes, valid_lanes_, x.rows, natural_, row_);
@@ -208,7 +208,7 @@ class WeightGradients {
   Index row_, dim_ = 0, valid_lanes_;
 };
 
-// What the backward functions of one panel share.
+// Arguments that the backward functions of one panel share.
 template <class Real>
 struct DialecticalBackward {
   const DialecticalParams<Real>& w;

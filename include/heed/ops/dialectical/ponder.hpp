@@ -11,15 +11,15 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Nothing is spent yet.
+// Sets the sums to 0 before the first step.
 template <class Real>
 void begin_pondering(const PonderLanes<Real>& ponder) {
   const Index count = ponder.weight.lanes;
   for (Index i = 0; i < count; ++i) ponder.spent[i] = ponder.steps[i] = ponder.moved[i] = Real(0);
 }
 
-// After step n, counted from 1: what the rows that it has moved give z_n, in ponder.weight, and who halts with it. All that
-// are left do where it is the last one that may be taken.
+// After step n, counted from 1: finds the weights that the rows which it moved give to z_n, in
+// ponder.weight, and halts rows. With `last` set all remaining rows halt.
 template <class Real>
 [[gnu::noinline]] void ponder_step(const DialecticalParams<Real>& w,
                                    const DialecticalOptions& options, Index head,
@@ -61,8 +61,8 @@ void add_pondered(const PonderLanes<Real>& ponder, const LaneTile<const Real>& z
       out.add(c, v, select(moved, weight * z.load(c, v), P(Real(0))));
   }
 }
-// Step t, counted from 0, which leaves z_n, n = t + 1. Adds to ponder.dz, the gradient of z_n, and to those of the halting
-// unit.
+// Backward of step t, counted from 0, which ends with z_n, n = t + 1. Adds to ponder.dz, the
+// gradient of z_n, and to the gradients of the halting unit.
 template <class Real>
 void ponder_step_vjp(DialecticalBackward<Real>& pass, const PonderTrace<Real>& ponder, Index head,
                      Index t, const LaneTile<const Real>& dout, const Real* dsteps) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention in long hand, row by row, on any scalar: the slow twin of summaries.hpp, step.hpp and ponder.hpp. Halting decisions are made on plain values and not differentiated.
+// Reference of dialectical attention: row by row in plain loops, on any scalar, against which summaries.hpp, step.hpp and
+// ponder.hpp are tested. Halting decisions are made on plain values and not differentiated.
 
 #include <heed/core/scalar.hpp>
 #include <heed/ops/dialectical/parts.hpp>

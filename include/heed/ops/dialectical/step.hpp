@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention on lanes, one step of the recursion: formulas (4) to (6) of ops/dialectical.hpp, forward and
-// then backward, and who halts. Forward and backward call the same compiled dialectical_step(), so that they agree on
-// who halts to the last bit; hence noinline.
+// Dialectical attention on lanes, one step of the recursion: formulas (4) to (6) of
+// ops/dialectical.hpp, forward and then backward, and the halting of rows. Forward and backward
+// call the same compiled dialectical_step(), so that both halt the same rows; hence noinline.
 
 #include <heed/ops/dialectical/summaries.hpp>
 
@@ -17,7 +17,7 @@ template <class Real>
   return Real(1) / (Real(1) + math::exp(-x));
 }
 
-// Nobody has moved; the first `valid_lanes` are active.
+// No row has moved; the first `valid_lanes` are active.
 template <class Real>
 void begin_recursion(const DialecticalLanes<Real>& lanes, Index valid_lanes) {
   const Index count = lanes.step.lanes;
@@ -27,7 +27,7 @@ void begin_recursion(const DialecticalLanes<Real>& lanes, Index valid_lanes) {
   }
 }
 
-// Where one step reads and writes, each [d][lanes].
+// The memory that one step reads and writes, each [d][lanes].
 template <class Real>
 struct DialecticalStep {
   LaneTile<const Real> z;
@@ -63,8 +63,8 @@ inline void move_lanes(const DialecticalParams<Real>& w, const DialecticalOption
     s.next.store(c, v, select(moves, z + lanes.step.load(c, v), z));
   }
 }
-// From dz of z_(t+1): da into lanes.step, dl into trace.dlogit; adds to dfixed and dtension. A row that the step did
-// not move has none of them.
+// From dz of z_(t+1): da into lanes.step, dl into trace.dlogit; adds to dfixed and dtension. All
+// are 0 for a row that the step did not move.
 template <class Real>
 inline void move_lanes_vjp(const DialecticalLanes<Real>& lanes, const DialecticalTrace<Real>& trace,
                            Index t, const LaneTile<Real>& dz, int v) {
@@ -101,7 +101,8 @@ template <class Real>
   // (4) to (6) of each lane
   for (int v = 0; v < vectors; ++v) move_lanes(w, options, lanes, s, v);
 }
-// Step t of dz: gradient of z after the step in, of `z`, the rows before it, out; and the gradients of Sz, gate and bg.
+// Backward of step t. dz holds the gradient of z after the step, and gets that of `z`, the rows
+// before it; adds to the gradients of Sz, gate and bg.
 template <class Real>
 void dialectical_step_vjp(DialecticalBackward<Real>& pass, Index t, const LaneTile<const Real>& z,
                           const LaneTile<Real>& dz) {
@@ -121,7 +122,7 @@ void dialectical_step_vjp(DialecticalBackward<Real>& pass, Index t, const LaneTi
   grad.gate_bias[0] += sums.sum(trace.dlogit);
 }
 
-// Is a row still active? Stopping when none is changes no bits of per_token results.
+// True if a row is still active. Stopping when none is changes no bits of per_token results.
 template <class Real>
 [[nodiscard]] bool any_active(const DialecticalLanes<Real>& lanes, int vectors) {
   Pack<Real> most = Real(0);

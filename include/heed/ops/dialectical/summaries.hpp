@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention on lanes, what is computed once per row: formulas (1) to (3) of ops/dialectical.hpp, forward
-// and then backward. Forward and backward call the same compiled dialectical_summaries(), so that they agree on who
-// halts to the last bit; hence noinline.
+// Dialectical attention on lanes, the part computed once per row: formulas (1) to (3) of
+// ops/dialectical.hpp, forward and then backward. Forward and backward call the same compiled
+// dialectical_summaries(), so that both halt the same rows; hence noinline.
 
 #include <heed/ops/dialectical/parts.hpp>
 #include <heed/simd/exp.hpp>
@@ -15,7 +15,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Floor of |u| in the cosine and summand of |z| in the halting rule.
+// Smallest |u| in the cosine, and term added to |z| in the halting rule.
 inline constexpr double kDialecticalEps = 1e-6;
 
 namespace detail {
@@ -26,7 +26,7 @@ template <class Element, class Real = std::remove_const_t<Element>>
   return row_norm<Pack<Real>>(x.rows, [&](Index c) { return x.load(c, v); });
 }
 
-// One of the two readings of the lanes of vector v, as the cosine sees it.
+// One of the two readings of the lanes of vector v, with its norm.
 template <class Real>
 struct UnitReading {
   LaneTile<Real> u;
@@ -51,7 +51,7 @@ template <class Real>
   for (Index c = 0; c < positive.u.rows; ++c) cosine += positive.unit(c) * negative.unit(c);
   return cosine;
 }
-// du += dcos (other e - cos e) / n; the term cos e is left out where the floor holds.
+// du += dcos (other e - cos e) / n; the term cos e is left out where |u| is below the smallest norm.
 template <class Real>
 inline void cosine_vjp(const UnitReading<Real>& own, const UnitReading<Real>& other,
                        Pack<Real> dcos, Pack<Real> cosine, const LaneTile<Real>& du) {
@@ -62,7 +62,7 @@ inline void cosine_vjp(const UnitReading<Real>& own, const UnitReading<Real>& ot
     du.add(c, own.v, factor * (other.unit(c) - pull * own.u.load(c, own.v)));
 }
 
-// From mixed rows m, [d][lanes].
+// Computes the summaries from mixed rows m, [d][lanes].
 template <class Real>
 [[gnu::noinline]] void dialectical_summaries(const DialecticalParams<Real>& w,
                                              const LaneTile<const Real>& mixed, int vectors,
@@ -86,7 +86,7 @@ template <class Real>
   }
 }
 
-// From dfixed and dtension in the trace: dm into `dmixed`, and the gradients of Vp, Vn, Su and bs.
+// Reads dfixed and dtension in the trace; writes dm into `dmixed`, and adds to the gradients of Vp, Vn, Su and bs.
 template <class Real>
 void dialectical_summaries_vjp(DialecticalBackward<Real>& pass, const LaneTile<const Real>& mixed,
                                const LaneTile<Real>& dmixed) {

@@ -97,7 +97,7 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
   }
 
  private:
-  // Rows of panel.work: factor i; the same with 0 in padding lanes; factor i^3 t / n.
+  // Rows of panel.work: factor i; factor i with 0 in padding lanes; factor i^3 t / n.
   static constexpr Index kScale = 0, kValidScale = 1, kPull = 2;
 
   [[nodiscard]] Real weight_at(Index c) const { return weight.given() ? weight[c] : Real(1); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differential attention subtracts lambda times a second softmax from a first (ops/differential.hpp): here is what
-// lambda may be, and which heads or halves of heads the two maps read.
+// Differential attention subtracts lambda times a second softmax from a first (ops/differential.hpp). This file has the
+// kinds of lambda, and the ways in which the two maps read heads or halves of heads.
 //
 //   GivenLambda            lambda                                     one, or one per head
 //   ReparameterisedLambda  lambda = exp(lq1.lk1) - exp(lq2.lk2) + lambda_init
@@ -22,7 +22,7 @@
 //
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
-//   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/promises.hpp)
+//   PlaceFree                     itself, if lambda_of() uses `head` only to find a parameter (plug/promises.hpp)
 //   static constexpr bool uses_extra
 //   parameters, check(), keep_jointly()      its parameters and options, `pairing` included (plug/parameters.hpp);
 //                                 a check of its own calls that of DifferenceOptions
@@ -40,8 +40,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// What map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even) or right
-// (s odd) half of head s / 2. Key and value always come from kv head g = h / (H / kv_heads).
+// The rows that map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even) or right (s odd) half of
+// head s / 2. Key and value always come from kv head g = h / (H / kv_heads).
 enum class HeadPairing {
   // Half-heads 2h and 2h+1 of query and 2g and 2g+1 of key: both halves of head h, of kv head g.
   // The seed's form; Microsoft's V1, whose view (T, 2H, w) has the same order; under GQA its flash
@@ -50,8 +50,8 @@ enum class HeadPairing {
   // Microsoft's V1 under GQA, naive code: each key half-head is repeated r = H / kv_heads times, so
   // that query half-head s reads key half-head s / r. For even r both maps read the same keys.
   halves_repeated_keys,
-  // Query half-heads h and h+H; key halves as in `halves`. Code that takes half-heads of key and
-  // value apart as well needs the rows of its projections reordered, unless kv_heads = 1.
+  // Query half-heads h and h+H; key halves as in `halves`. Weights of code that splits key and value into half-heads in the
+  // same way need the rows of their projections reordered, unless kv_heads = 1.
   halves_apart,
   // V2: query heads 2h and 2h+1 of 2H against the whole of kv head g.
   heads,
@@ -71,7 +71,7 @@ struct DifferenceOptions : PlainRows {
   [[nodiscard]] bool pairs_whole_heads() const {
     return pairing == HeadPairing::heads || pairing == HeadPairing::heads_apart;
   }
-  // Heads that the query tensor must have.
+  // Heads of the query tensor.
   [[nodiscard]] Index query_heads(Index heads) const {
     return pairs_whole_heads() ? 2 * heads : heads;
   }
@@ -147,8 +147,8 @@ struct ReparameterisedLambda : ReparameterisedOptions {
       option("lambda_init", &ReparameterisedLambda::lambda_init),
       option("pairing", &ReparameterisedLambda::pairing)};
 
-  // Where an exponent lq.lk passes a third of the largest that the scalar bears, both vectors shrink: lambda stays
-  // finite, with room for what it multiplies.
+  // Shrinks two vectors whose exponent lq.lk passes a third of the largest that the scalar bears:
+  // lambda stays finite, with room for products with it.
   void keep_jointly() {
     keep_exponent(lambda_q1, lambda_k1);
     keep_exponent(lambda_q2, lambda_k2);
@@ -177,7 +177,7 @@ struct ReparameterisedLambda : ReparameterisedOptions {
     double exponent = 0;
     for (Index c = 0; c < a.size(); ++c) exponent += double(a[c]) * double(b[c]);
     if (!(exponent > largest) || !std::isfinite(exponent)) return;
-    // A little below, so that rounding of the vectors does not bring it up again.
+    // Slightly smaller, so that rounding of the vectors does not raise the exponent above the limit again.
     const double shrink = std::sqrt(largest / exponent) * (1 - 1e-6);
     for (Param<Real>* vector : {&a, &b})
       for (Index c = 0; c < vector->size(); ++c) (*vector)[c] = Real(double((*vector)[c]) * shrink);
@@ -196,7 +196,7 @@ struct TokenLambdaOptions : DifferenceOptions {
   TokenLambdaOptions() { pairing = HeadPairing::heads; }
 };
 
-// lambda of its own for every query and output head, from the op's extra input.
+// A lambda for every query and output head, from the op's extra input.
 template <class Real>
 struct TokenLambda : TokenLambdaOptions {
   static constexpr bool uses_extra = true;

@@ -24,7 +24,7 @@ template <class Real>
   return exp2_weight((score - top) * Real(kLog2e));
 }
 
-// Scores of the map become e, 0 where hidden; returns the sum of e.
+// Turns scores of the map into e, 0 where hidden; returns the sum of e.
 template <class Real>
 [[nodiscard]] inline Pack<Real> exponentiate_map(const RowBlock<Real>& block, std::size_t map,
                                                  int v) {
@@ -38,9 +38,9 @@ template <class Real>
   });
 }
 
-inline constexpr int kHiddenKey = -1;  // stands among the exponentials, which are not negative
+inline constexpr int kHiddenKey = -1;  // stands in place of an exponential, which is never negative
 
-// The same into dscores[map], kHiddenKey where hidden; returns the sums of e and of e X, X = dL/dweights.
+// Writes e into dscores[map], kHiddenKey where hidden; returns the sums of e and of e X, X = dL/dweights.
 template <class Real>
 [[nodiscard]] inline PackPair<Real> exponentiate_map_with(const RowBlock<Real>& block,
                                                           std::size_t map, int v) {

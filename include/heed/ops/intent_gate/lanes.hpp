@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What all intent gates share (formulas: ops/intent_gate.hpp): the gate's arithmetic on lanes, the grain and
-// the bias.
+// The parts that all intent gates share (formulas: ops/intent_gate.hpp): the gate's arithmetic on
+// lanes, the grain and the bias.
 
 #include <heed/plug/linear_map.hpp>
 #include <heed/simd/exp.hpp>
@@ -17,7 +17,7 @@ enum class GateGrain { elementwise, per_head };
 
 struct IntentGateOptions {
   GateGrain grain = GateGrain::elementwise;
-  // Columns of I.
+  // Number of columns of I.
   [[nodiscard]] Index gate_dim(const Geometry& g) const {
     return grain == GateGrain::elementwise ? g.dim_v : 1;
   }
@@ -34,7 +34,7 @@ struct LaneGate {
     P open, shut;  // s and 1 - s
   };
 
-  // From one exponential, e = exp(-|x|): 1 / (1 + e) and e / (1 + e).
+  // s and 1 - s from one exponential, e = exp(-|x|): 1 / (1 + e) and e / (1 + e).
   [[nodiscard]] static Sides sides(P x) {
     const P e = math::exp(P(-math::absolute(x)));
     const P large = Real(1) / (Real(1) + e), small = e * large;
@@ -84,7 +84,7 @@ struct LaneGate {
     return sum;
   }
 
-  // The same where one column gates the row.
+  // dI of the one column that gates the whole row; returns its sum.
   [[nodiscard]] P row_vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
                           const LaneTile<Real>& dlogits, int v) const {
     const auto [open, shut] = sides(logits.load(0, v) + bias);
@@ -100,7 +100,7 @@ struct LaneGate {
   }
 };
 
-// What every gate has: the grain and b0, and out = s o mixed in long hand.
+// The base of every gate: the grain and b0, and the reference of out = s o mixed.
 template <class Real>
 struct GateReadout : PlainReadout, IntentGateOptions {
   static constexpr bool gates = true;
@@ -118,7 +118,7 @@ struct GateReadout : PlainReadout, IntentGateOptions {
             int(grain), ", it must be elementwise or per_head");
   }
 
-  // out = sigmoid(I + b0) o mixed in long hand; logit(b, h, i, c) is I.
+  // Reference: out = sigmoid(I + b0) o mixed; logit(b, h, i, c) is I.
   template <class S, class Logit>
   void gate_rows(ReadoutContext<S>& context, const Logit& logit) const {
     const Geometry& g = context.geometry;
@@ -134,7 +134,7 @@ struct GateReadout : PlainReadout, IntentGateOptions {
   }
 };
 
-// What gates with weights share: I is computed into panel.work, and dI takes its place.
+// The base of gates with weights: I is computed into panel.work, and dI replaces it.
 template <class Real>
 struct WeightedGate : GateReadout<Real> {
   [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {

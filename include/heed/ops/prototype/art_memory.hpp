@@ -20,9 +20,9 @@
 //          rows whose squares could leave the range of Real are scaled by an exact power of two.
 // Fuzzy    expects rows of non-negative values, best complement coded: [a, 1-a] with a in [0,1].
 // Errors   std::invalid_argument; a refused call leaves the memory as it was.
-// Accuracy sums over a row are those of whole vectors, lane by lane, then of the numbers behind them.
+// Accuracy sums over a row add whole vectors lane by lane, then the remaining numbers.
 // Cost     count * dim multiply-adds per row (at most twice that under fuzzy), in vectors; learn() and
-//          find() allocate nothing. Const calls are free of races.
+//          find() allocate nothing. Const calls may run at the same time.
 // Source   GPT2-ART note, sections 1, 2.1 and 2.3; the fuzzy search, choice and complement coding
 //          follow Carpenter, Grossberg and Rosen, "Fuzzy ART", Neural Networks 4 (1991).
 
@@ -83,7 +83,6 @@ class ArtMemory {
     for (Index i = 0; i < count; ++i) remeasure(i);
   }
 
-  // Forgets every prototype.
   void reset() { count_ = 0; }
 
   // Learns one row of dim values.
@@ -173,7 +172,7 @@ class ArtMemory {
   template <class... Where>
   void require_values(const Real* row, const char* function, const Where&... where) const {
     const bool fuzzy = options_.matching == ArtMatching::fuzzy;
-    // x * 0 is 0 for a finite x and NaN for any other.
+    // x * 0 is 0 for a finite x and NaN otherwise.
     if (!fuzzy && sum([row](auto at) { return at(row) * Real(0); }) == Real(0)) return;
     Real total = 0;
     for (Index c = 0; c < dim(); ++c) {
@@ -216,7 +215,8 @@ class ArtMemory {
              searched(row, measured, first, resonant)}};
   }
 
-  // Candidates up to and including the resonant one: those of larger choice, or equal and earlier.
+  // The number of candidates up to and including the resonant one: prototypes with a larger choice
+  // come before it, or with an equal one and a lower index.
   [[nodiscard]] Index searched(const Real* row, const Measure& measured,
                                const ArtWinner<Real>& first,
                                const ArtWinner<Real>& resonant) const {
@@ -230,7 +230,7 @@ class ArtMemory {
     return ahead + 1;
   }
 
-  // Calls f(i, choice, match) for each prototype in turn. As many prototypes as a vector has lanes are looked at together.
+  // Calls f(i, choice, match) for each prototype in turn. A vector's lanes hold as many prototypes at once.
   template <class F>
   void for_each_affinity(const Real* row, const Measure& measured, F&& f) const {
     constexpr Index W = kLanes<Real>;
@@ -240,7 +240,7 @@ class ArtMemory {
       for (Index k = 0; k < count; ++k) f(first + k, choices.lane(int(k)), matches.lane(int(k)));
     }
   }
-  // Of the prototypes [first, first + count), one a lane.
+  // Choices and matches of the prototypes [first, first + count), one per lane.
   [[nodiscard]] Affinities affinities(const Real* row, const Measure& measured, Index first,
                                       Index count) const {
     const Pack<Real> scale = Pack<Real>::load(scales() + first);
@@ -255,7 +255,7 @@ class ArtMemory {
     const Pack<Real> dot = sums(count, [&](Index k, auto at) {
       return (at(prototype(first + k)) * scales()[first + k]) * (at(row) * measured.scale);
     });
-    // Divided twice: the product of two small denominators could be 0.
+    // Divides twice: the product of two small denominators could be 0.
     const Pack<Real> cosine =
         dot / (norm + options_.eps * scale) / (measured.norm + options_.eps * measured.scale);
     return {cosine, cosine};

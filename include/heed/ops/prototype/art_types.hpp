@@ -28,13 +28,13 @@ struct ArtOptions {
   bool operator==(const ArtOptions&) const = default;
 };
 
-// What one learned row did.
+// The event of one learned row.
 template <class Real>
 struct ArtEvent {
   Index index = -1;  // the prototype that resonated or was created; -1: memory full
   ArtOutcome outcome = ArtOutcome::full;
-  Real match = 0;      // of the resonating prototype, else of the first candidate; 0: empty memory
-  Index searched = 0;  // prototypes put to the vigilance test; 1: the first choice resonated
+  Real match = 0;      // match of the resonating or else the first prototype; 0: empty memory
+  Index searched = 0;  // tested against the vigilance; 1: the first choice resonated
   bool operator==(const ArtEvent&) const = default;
 };
 
@@ -52,11 +52,11 @@ template <class Real>
 struct ArtWinner {
   Index index = -1;  // -1: empty memory
   Real choice = 0;   // cosine, or fuzzy choice
-  Real match = 0;    // what is held against the vigilance; equals choice under cosine
+  Real match = 0;    // compared with the vigilance; equals choice under cosine
   bool operator==(const ArtWinner&) const = default;
 };
 
-// How many rows of a view ended in each outcome.
+// Numbers of rows of a view that ended in each outcome.
 struct ArtTally {
   Index resonance = 0, created = 0, full = 0;
   bool operator==(const ArtTally&) const = default;

@@ -27,7 +27,7 @@ struct PrototypeCategories : PrototypeMemory<Real> {
   void query_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
     InverseNorm::vjp(row, f[0], df[0], add);
   }
-  // The category: padding repeats prototype 0 in the table and loses every tie against it.
+  // The category. Padding repeats prototype 0 in the table and loses every tie against it.
   template <class Row, class S>
   void key_features_of(const Row& row, S* f) const {
     auto best = math::value_of(row.table(0));
@@ -42,9 +42,10 @@ struct PrototypeCategories : PrototypeMemory<Real> {
   template <class Row, class S, class Add>
   void key_features_vjp(const Row&, const S*, const S*, const Add&) const {}
 
-  // Row m is u(W_m). A head without prototypes has zeros, and an empty W one such row.
+  // Number of rows of the table; row m is u(W_m). A head without prototypes has rows of zeros, and
+  // an empty W one row of zeros.
   [[nodiscard]] Index table_size() const { return std::max<Index>(1, this->rows()); }
-  // What is not inlined is in a program once: all calls then come to the same bits, however their files were optimised.
+  // Not inlined, so that a program has it once: all calls then give the same bits, however their files were optimised.
   [[gnu::noinline]] void prepare_table(Index h, Index dim, Real* out) const {
     const Index count = this->count(h);
     for (Index m = 0; m < table_size(); ++m)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The prototypes W of prototype attention (ops/prototype.hpp), and their traffic with ART memories.
+// The prototypes W of prototype attention (ops/prototype.hpp), and their exchange with ART memories.
 //
 //   u(x) = x / (|x| + eps)     winner of a row x = argmax_m x . u(W_m), the lowest among equals
 //
@@ -52,7 +52,7 @@ struct PrototypeMemory : PrototypeOptions {
     return row_norm<Real>(W.extent(2), [=](Index c) { return w[c]; });
   }
 
-  // Prototypes and counts of one memory per head; M is the largest count.
+  // Copies prototypes and counts from one memory per head; M becomes the largest count.
   void take(const std::vector<ArtMemory<Real>>& memories) {
     const Index dim = memories.empty() ? 0 : memories[0].dim();
     std::vector<Index> sizes;
@@ -71,9 +71,8 @@ struct PrototypeMemory : PrototypeOptions {
     W = std::move(rows);
     counts = std::move(sizes);
   }
-  // Hands prototypes that an optimiser has moved back to the memories they were taken from. Throws
-  // std::invalid_argument where they are not as many or as wide, or a prototype is not finite; all memories are
-  // then as they were.
+  // Returns prototypes that an optimiser has moved to the memories they were taken from. Throws std::invalid_argument where
+  // their number or width differs, or a prototype is not finite; all memories are then unchanged.
   void give(std::vector<ArtMemory<Real>>& memories) const {
     const bool taken = W.shape().size() == 3;
     const Index heads = taken ? W.extent(0) : 0, given = Index(memories.size());
@@ -110,15 +109,14 @@ struct PrototypeMemory : PrototypeOptions {
 
  private:
   static constexpr double kSmallestEps = 1e-37;       // 1 / eps is finite in float as well
-  static constexpr Index kMostRows = Index(1) << 24;  // whole numbers of a float
+  static constexpr Index kMostRows = Index(1) << 24;  // largest whole numbers that a float holds
 
   [[nodiscard]] Index at(Index head, Index m) const { return (head * rows() + m) * W.extent(2); }
 };
 
-// Each memory learns its head's rows (batch, heads or kv_heads, len, dim), in (batch, token) order:
-// keys of a finished call, plain numbers without a gradient. Where memories are a multiple of the
-// rows' heads, neighbours share a head, as query heads share keys. Returns one tally per memory. A
-// refused call leaves every memory as it was.
+// Each memory learns its head's rows (batch, heads or kv_heads, len, dim), in (batch, token) order: keys of a finished
+// call, plain numbers without a gradient. Where memories are a multiple of the rows' heads, neighbours share a head, as
+// query heads share keys. Returns one tally per memory. A refused call changes no memory.
 template <class Real>
 std::vector<ArtTally> learn_after_forward(std::vector<ArtMemory<Real>>& memories,
                                           const TensorView<const Real>& rows) {

@@ -47,7 +47,7 @@ struct PrototypePull {
     for (Index i = 0; i < lanes; ++i) panel.diagnostics.row(0)[i] = Real(winner[std::size_t(i)]);
   }
 
-  // Adds to `dmemory` and `dpull`; the tile, dout, is dmixed as it stands.
+  // Adds to `dmemory` and `dpull`; the tile holds dout, which equals dmixed.
   void vjp(const ReadoutPanel<Real>& panel, PrototypeMemory<Real>& dmemory,
            Param<Real>& dpull) const {
     lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);
@@ -116,7 +116,7 @@ struct PrototypePull {
     return winner;
   }
 
-  // |w| from packs of squares where they are safe; a winner needs no more.
+  // |w| from packs of squares if these cannot overflow; a winner needs no better norm.
   [[nodiscard]] static Real norm(const Real* w, Index dim) {
     constexpr Index W = kLanes<Real>;
     P squares = Real(0);
@@ -128,7 +128,7 @@ struct PrototypePull {
     return row_norm<Real>(dim, [=](Index x) { return w[x]; });
   }
 
-  // In long hand.
+  // Reference.
   template <class S>
   [[nodiscard]] Index winner_of(const S* q, Index h) const {
     Index winner = -1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The resonant flow at its equilibrium, for one vector of queries (lanes) and all keys of their rows: how it is
-// found, and how its gradient is kept exact in rows of any sharpness (formulas and bounds: ops/resonant_ode.hpp).
+// Finds the equilibrium of the resonant flow and its gradient, exact in rows of any sharpness, for one vector of queries
+// (lanes) and all keys of their rows (formulas and bounds: ops/resonant_ode.hpp).
 //
 //   a = softmax(kappa a + eta D)      kappa = 1 - eta, 0 < eta < 3
 //
@@ -15,8 +15,8 @@
 //   lambda = min(1/2, B / l, 2 B (l - 1)),   l = sum_j exp(z_j - max z),   B = e^W
 // since J has no eigenvalue above max a_j, max 2 a_j (1 - a_j) (Gershgorin) or 1/2, and the path of
 // d lies in an interval of length W = 2 kappa / (2 - kappa) (kappa > 0) or -kappa, so that no a_j
-// leaves softmax(z)_j by more than the factor B: flat and one-hot rows end in a few rounds.
-// The number of rounds follows from lambda; a lane that has done its own stands still.
+// leaves softmax(z)_j by more than the factor B: flat and one-hot rows end in a few rounds. The
+// number of rounds follows from lambda; a lane does not change after its own number of rounds.
 //
 // Backward (X = dL/da), exact: (I - kappa J)^-1 J is diagonal plus rank one,
 //   b = a / (1 - kappa a)            h = b o (X - sum(b X) / sum(b))
@@ -24,7 +24,7 @@
 // 1 - kappa a = (1 - a) + eta a. A key t with a_t > 3/4 has c = 1 - kappa a_t = (sum of the other a) + eta a_t,
 // which may be any small number; nothing is divided by it, since with Y = X - X_t and sums over j != t
 //   S = sum b_j Y_j,  B = sum b_j    h_j = b_j (Y_j - S c / (a_t + B c))    h_t = -S a_t / (a_t + B c)
-// A row without such a key is the case a_t = 0, c = 1, X_t = 0, and t is none of the keys.
+// A row without such a key is the case a_t = 0, c = 1, X_t = 0, where t is no key.
 //
 // Accuracy  the logits end within `tolerance` of the root (0: to rounding), then one plain step.
 // Bounds    1 - kappa a >= eta > 0, for every eta > 0 that the scalar holds: gradients
@@ -79,8 +79,7 @@ template <class Real>
   return result;
 }
 
-// Solves for the weights of vector v. Returns the residual: by how much one more step of the flow
-// moved the weights.
+// Solves for the weights of vector v. Returns the residual: the change of the weights by one more step of the flow.
 template <class Real>
 [[nodiscard]] inline Pack<Real> solve_equilibrium(const SoftmaxFlow<Real>& flow,
                                                   TileColumn<Real> weights,
@@ -107,7 +106,7 @@ template <class Real>
   return flow.take_last_step(weights, sum);
 }
 
-// Scores become the equilibrium; takes two work columns.
+// Turns scores into the weights at equilibrium; takes two work columns.
 template <class Real>
 inline void resonant_equilibrium_forward(const RowBlock<Real>& block, int v, Real eta,
                                          double tolerance) {
@@ -152,14 +151,14 @@ template <class Real>
   const P share = b_dot * inverse_or_zero(mul_add(b_sum, c, lead));  // S / (a_t + B c)
   const P mean = share * c, lead_h = -(share * lead);
 
-  // Both D and a are counted from the largest weight, whose part in the sum is then 0.
+  // D and a are taken relative to the key with the largest weight, whose term in the sum is then 0.
   const auto dscores = column_of(block.dscores[0], v);
   return sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j), a = a_column.load(j);
     const auto hidden = is_hidden(d);
     const P other_h = b_column.load(j) * ((dweights.load(j) - lead_dweight) - mean);
     const P h = zero_where(hidden, select(leads(a), lead_h, other_h));
-    weights.store(j, a);  // may lie where dweights lies
+    weights.store(j, a);  // may share memory with dweights
     dscores.store(j, h * rate);
     return zero_where(hidden, h * ((d - flow.top) - (a - largest)));
   });

@@ -5,7 +5,7 @@
 //
 // Exponentials are taken of  e_j + kappa log2(e) a_j,  e_j = eta log2(e) (D_j - D_top) <= 0, where
 // D_top is the visible drive at which eta D is largest; a in [0,1] adds at most |kappa| log2(e), so
-// that no step looks for a maximum. Passes hand on p_j = l a_j and the sum l instead of a_j.
+// that no step searches for a maximum. Passes exchange p_j = l a_j and the sum l instead of a_j.
 //
 // Cost    a step, per pair: one multiply-add, one exponential, one addition; two loads, one store.
 
@@ -58,7 +58,7 @@ struct SoftmaxFlow {
     return sum_over_keys<Real>(keys, [&](Index j) {
       const P e = argument.load(j);
       const P p = exp2_weight(mul_add(now.load(j), factor, e));
-      const P visible = zero_where(is_hidden(e), p);  // p is NaN all over the lane of a NaN
+      const P visible = zero_where(is_hidden(e), p);  // p is NaN in the lane of a NaN
       next.store(j, visible);
       return visible;
     });
@@ -86,13 +86,13 @@ struct SoftmaxFlow {
                   [&](Index j) { return weights.load(j) * before; });
   }
 
-  // Log-sum-exp of an argument of which `sum` was taken about D_top.
+  // Log-sum-exp of the argument whose exponentials, relative to D_top, have the sum `sum`.
   [[nodiscard]] P lse(P sum) const {
     return select(sum == P(Real(0)), P(-kInfinity<Real>), mul_add(top, P(eta), math::log(sum)));
   }
 
  private:
-  // +infinity for none.
+  // The smallest visible drive; +infinity if there is none.
   [[nodiscard]] P smallest_drive() const {
     P low = kInfinity<Real>;
     for (Index j = 0; j < keys; ++j) {

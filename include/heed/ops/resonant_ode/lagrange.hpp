@@ -17,7 +17,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// What n Euler steps of rate eta do to a deviation from the mean.
+// The factor that n Euler steps of rate eta put on a deviation from the mean.
 struct LagrangeGain {
   double w = 1, slope = 0;  // w and dw/deta
   double last_step = 0;     // w_n - w_(n-1)
@@ -45,7 +45,7 @@ struct LagrangeFlow {
         top(P::load(block.score_max[0] + v * kLanes<Real>)) {
     share = inverse_or_zero(count_visible(drive, keys));
     mean = Real(0);
-    // The second pass adds what the first one rounded off: an error of the mean is one of every weight.
+    // The second pass adds the rounding error of the first: an error of the mean is an error of every weight.
     for (int pass = 0; pass < 2; ++pass)
       mean += share * sum_over_keys<Real>(keys, [&](Index j) {
                 const P d = drive.load(j);
@@ -62,7 +62,7 @@ struct LagrangeFlow {
   }
 };
 
-// Scores become weights.
+// Turns scores into weights.
 template <class Real>
 inline void resonant_lagrange_forward(const RowBlock<Real>& block, int v,
                                       const LagrangeGain& gain) {
@@ -94,7 +94,7 @@ template <class Real>
   const P dot = sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j);
     const P x = zero_where(is_hidden(d), dweights.load(j) - mean);
-    weights.store(j, flow.weight(d, Real(gain.w)));  // may lie where dweights lies
+    weights.store(j, flow.weight(d, Real(gain.w)));  // may share memory with dweights
     dscores.store(j, zero_where(is_hidden(d), x * slope));
     return zero_where(is_hidden(d), x * flow.deviation(d));
   });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The resonant flow in long hand, one row of visible drives on any scalar: the slow twin of flow.hpp and lagrange.hpp.
+// Reference of the resonant flow: one row of visible drives, in plain loops on any scalar, against
+// which flow.hpp and lagrange.hpp are tested.
 
 #include <heed/plug/normaliser.hpp>
 
@@ -25,8 +26,8 @@ template <class S>
   return std::vector<S>(keys, math::constant<S>(keys == 0 ? 0.0 : 1.0 / double(keys)));
 }
 
-// a <- a + eta (D - a), `steps` times from a uniform row; then softmax(a), or with the multiplier a minus what it is
-// too much in sum.
+// `steps` times a <- a + eta (D - a) from a uniform row. Without the multiplier each step ends with
+// a <- softmax(a); with it the change is made to sum to 0, so that a still sums to 1.
 template <class S>
 [[nodiscard]] inline std::vector<S> long_hand_flow(const std::vector<S>& drive, const S& eta,
                                                    int steps, bool multiplier) {
@@ -41,7 +42,7 @@ template <class S>
   return a;
 }
 
-// Steps of the given contraction after which e^-50 of a change is left.
+// Steps of the given contraction after which a change has shrunk to e^-50.
 [[nodiscard]] inline int steps_to_rest(double contraction) {
   if (contraction == 0) return 2;
   return 2 + int(std::ceil(-50 / std::log(contraction)));

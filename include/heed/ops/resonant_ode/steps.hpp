@@ -8,7 +8,8 @@
 //   g_n = a_n o (X - <a_n, X>)    g_t = a_t o kappa (g_(t+1) - <a_t, g_(t+1)>)
 //   dL/dD = eta sum_t g_t         dL/deta = <sum_t g_t, D> - sum_(t>=2) <g_t, a_(t-1)>
 //
-// Rows of every g_t of the backward pass sum to 0: D may be counted from D_top, and the uniform start a_0 has no part.
+// Rows of every g_t of the backward pass sum to 0: D may be taken relative to D_top, and the
+// uniform start a_0 has no effect.
 
 #include <heed/ops/resonant_ode/flow.hpp>
 
@@ -18,7 +19,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Scores become a_n; takes one work column.
+// Turns scores into a_n; takes one work column.
 template <class Real>
 inline void resonant_steps_forward(const RowBlock<Real>& block, int v, Real eta, int steps) {
   using P = Pack<Real>;
@@ -42,9 +43,9 @@ inline void resonant_steps_forward(const RowBlock<Real>& block, int v, Real eta,
 template <class Real>
 struct ResonantStepsVjp {
   using P = Pack<Real>;
-  // What a pass over step t hands to that over step t - 1.
+  // Numbers that the pass over step t passes to that over step t - 1.
   struct Before {
-    P inverse, inner;  // 1 / sum of p_(t-1), <a_(t-1), g_t>; of no use if t is 1
+    P inverse, inner;  // 1 / sum of p_(t-1), <a_(t-1), g_t>; not used if t is 1
   };
   const RowBlock<Real>& block;
   int v;
@@ -72,7 +73,7 @@ struct ResonantStepsVjp {
     return {inverse, sums.first * inverse};
   }
 
-  // Forward once more: columns 1 ... n become p_t; returns 1 / sum of p_n.
+  // Runs forward again: columns 1 ... n become p_t; returns 1 / sum of p_n.
   [[nodiscard]] P replay() const {
     P sum = flow.start(kept(1));
     for (int t = 1; t < steps; ++t)
@@ -92,7 +93,7 @@ struct ResonantStepsVjp {
       const P p = now.load(j), a = p * inverse, p_before = before.load(j);
       const auto none = p == P(Real(0));
       const P g = select(none, p, a * (dweights.load(j) - dot));
-      weights.store(j, select(none, p, a));  // may lie where dweights lies
+      weights.store(j, select(none, p, a));  // may share memory with dweights
       now.store(j, g);
       return PackPair<Real>(g * p_before, p_before);
     }));

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# Refuses comments whose sentences begin with Of, Those, Their or Its, since these name no subject. A line may begin with such a
+# word inside a sentence.
+#   cmake -DSOURCE=the checkout -P words.cmake
+set(word "(Of|Those|Their|Its)([^A-Za-z0-9_]|$)")
+set(found "")
+foreach(folder include tests bench examples cmake)
+  file(GLOB_RECURSE files RELATIVE "${SOURCE}" "${SOURCE}/${folder}/*")
+  list(FILTER files INCLUDE REGEX "(\\.(hpp|cpp|h|c|in|py|cmake)|CMakeLists\\.txt)$")
+  foreach(file IN LISTS files)
+    set(mark "//[/!]?<?|/[*]+|^[ \t]*[*]")
+    if(file MATCHES "(\\.(py|cmake)|CMakeLists\\.txt)$")
+      set(mark "#+|\"\"\"")
+    endif()
+    # Only few files go on: those with such a word where a sentence may begin.
+    file(STRINGS "${SOURCE}/${file}" suspects REGEX "(${mark}|[.?!:])[ \t]*${word}")
+    if(NOT suspects)
+      continue()
+    endif()
+    file(READ "${SOURCE}/${file}" text)
+    string(REGEX REPLACE "[][;\\\\]" " " text "${text}")  # CMake's lists give these a meaning
+    string(REPLACE "\n" " ;" lines "${text}")
+    set(number 0)
+    set(ended ON)  # the line before is code, or a comment that ends with a sentence
+    foreach(line IN LISTS lines)
+      math(EXPR number "${number} + 1")
+      if((line MATCHES "^[ \t]*(${mark})[ \t]*${word}" AND ended)
+         OR line MATCHES "[^ \t].*(${mark})[ \t]*${word}" OR line MATCHES "(${mark}).*[.?!:] +${word}")
+        string(APPEND found "\n  ${file}:${number}: ${line}")
+      endif()
+      set(ended ON)
+      if(line MATCHES "(${mark})[ \t]*[^ \t]" AND NOT line MATCHES "[.?!:] *$|SPDX")
+        set(ended OFF)
+      endif()
+    endforeach()
+  endforeach()
+endforeach()
+if(found)
+  message(FATAL_ERROR "These sentences begin with Of, Those, Their or Its; they should name their subject:${found}")
+endif()
