@@ -176,7 +176,7 @@ void run_backward(const FixedList<BackwardPass<Real>*>& passes, bool one_bias,
       worker.run(visit, sums);
       // The last visitor passes all tiles behind the others of its family.
       if (takes_turns && visit.rank + 1 == families.ranks(visit.turn)) bias.pass(visit.family);
-      // Of several calls each is finished while its keys stand in cache.
+      // Where several calls run together, each is finished while its keys stand in cache.
       Pass& pass = *visited[std::size_t(visit.call)];
       if (!alone && pass.leave())
         pass.finish(parts.empty() ? nullptr : parts[std::size_t(visit.call)].get(), 1);

@@ -14,8 +14,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// grads: zeros before the first stage; those of keys, values and bias are handed on. Those of the parameters, and what side
-// values owe to the keys, come with the last stage.
+// grads: zeros before the first stage; the gradients of keys, values and bias are handed on. Gradients of the parameters,
+// and what side values owe to the keys, come with the last stage.
 template <class Real>
 void run_stage(BackwardPass<Real>& pass, HandedOn<Real>& on, bool last, OpGradient<Real>* grad_op,
                const Options& options) {

@@ -84,9 +84,9 @@ template <class Real>
 struct Packed {
   std::vector<Index> queries;  // 0, ..., total: where sequences begin, and the end of the last one
   std::vector<Index> keys = {};  // likewise; those of queries where there are none
-  // Of each sequence; Inputs::first_query where there are none.
+  // Position of each sequence's first query; empty: Inputs::first_query.
   std::vector<Index> first_query = {};
-  // Of each sequence, in place of Inputs::key and value.
+  // Keys and values of each sequence, in place of Inputs::key and value.
   std::vector<SequenceKeys<Real>> caches = {};
 
   [[nodiscard]] Index sequences() const { return std::max<Index>(0, Index(queries.size()) - 1); }
@@ -161,14 +161,14 @@ struct Options {
   int panel_vectors = 0;
   // Stands in error texts: "heed::forward(dar): ...".
   const char* name = "";
-  // Of the weights, behind the normaliser; backward needs the same as forward. A dropped pair has weight 0,
-  // but is seen: a NaN in its value shows.
+  // Dropout of the weights, behind the normaliser; backward needs the same as forward. A dropped pair has weight 0, but is
+  // seen: a NaN in its value shows.
   Dropout dropout = {};
-  // Of products; backward needs the same as forward. Mixed precision is fast where heed is compiled for AVX-512 BF16
-  // (kHasPairProducts), and slower than float elsewhere. What a score reads of queries and keys beside q.k (norms,
-  // categories, projections) comes from rows that are not rounded. Panels of up to kNarrowRows queries, as in
-  // decoding, and calls whose heads are taken for queries of one head, are bound by memory and compute as with
-  // Precision::storage. Bounds of the errors stand in engine/mixed_bounds.hpp.
+  // Precision of products; backward needs the same as forward. Mixed precision is fast where heed is compiled for AVX-512
+  // BF16 (kHasPairProducts), and slower than float elsewhere. What a score reads of queries and keys beside q.k (norms,
+  // categories, projections) comes from rows that are not rounded. Panels of up to kNarrowRows queries, as in decoding, and
+  // calls whose heads are taken for queries of one head, are bound by memory and compute as with Precision::storage. Bounds
+  // of the errors stand in engine/mixed_bounds.hpp.
   Precision precision = {};
 };
 
@@ -213,9 +213,9 @@ struct Saved {
   // Numbers per row that the op reports, [name][row]; names in diagnostic_names.
   std::vector<std::vector<Real>> diagnostics;
   std::vector<std::string> diagnostic_names;
-  // Of the call that filled it; set when that succeeds.
+  // The call that filled it; set when that call succeeds.
   CallStamp stamp;
-  // Of packed sequences: what backward needs of each, or of neighbours of one length.
+  // For packed sequences: what backward needs of each, or of neighbours of one length.
   std::vector<Saved> sequences;
 
   // The rows of one diagnostic; throws std::invalid_argument for a name that the op does not report.

@@ -91,7 +91,8 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   }
 }
 
-// The name of a tensor that belongs to an input, such as "grad_query". Its words are joined where a sentence needs them.
+// The name of a tensor that belongs to an input, such as "grad_query". Words and input are joined where a sentence needs
+// them.
 struct NameOfInput {
   const char* words;
   const char* input;

@@ -64,7 +64,7 @@ struct CallContext {
   [[nodiscard]] Real feature_factor() const {
     return factor_in_feature() ? 1 / query_factor() : Real(1);
   }
-  // Of projected queries.
+  // The factor of projected queries.
   [[nodiscard]] Real projected_factor() const {
     return factor_in_feature() ? query_factor() : Real(1);
   }

@@ -25,7 +25,7 @@ struct Door {
                        const Saved<Real>& saved, const StoredView<const Real>& out,
                        const OutputGradients<Real>& output, const Gradients<Real>& grads,
                        Op* grad_op, const Options& options);
-  // Of packed sequences, defined in packed_doors.hpp.
+  // For packed sequences, defined in packed_doors.hpp.
   static void forward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
                              const Outputs<Real>& outputs, Saved<Real>* saved,
                              const Options& options);
@@ -46,8 +46,8 @@ struct Door {
 // call computes with the numbers that they stand for, as it does with Reals, and rounds its results once, to the nearest:
 // out and gradients have the bits that a call on widened copies has after rounding.
 //
-// A row that sees no key mixes to 0, with lse -infinity. Of what a mask hides nothing reaches a row, be it NaN
-// or infinite. Of visible pairs
+// A row that sees no key mixes to 0, with lse -infinity. Nothing that a mask hides reaches a row, be it NaN or infinite.
+// Among visible pairs
 //   a score of -infinity has weight 0 beside a larger one, and is no part of the gradients of the scores;
 //   where all scores of a row are -infinity, or one is NaN or +infinity, the row of out and its lse are NaN, and
 //   so are the gradients of its query, of the keys and values that it sees, and of the parameters that it used;

@@ -131,8 +131,8 @@ class ForwardWorker {
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
   [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
-  // The panels of a key-value head's readers, head by head, in groups. Of a share of a call those at hand are computed, in
-  // the parts of tiles in which the whole group is.
+  // The panels of a key-value head's readers, head by head, in groups. In a share of a call, the panels at hand are
+  // computed, in the parts of tiles in which the whole group is.
   void move_to(Index b, Index kv_head, Index group) {
     active_ = 0;
     built_tile_ = finite_key_ = -1;

@@ -10,8 +10,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// `held`, whose row 0 is row `before` of the call, as a view that is asked for rows of the call. Its len is still the number
-// of rows at hand; rows elsewhere must not be asked for.
+// `held`, whose row 0 is row `before` of the call, as a view that is asked for rows of the call. The view's len is still
+// the number of rows at hand; rows elsewhere must not be asked for.
 template <class Element>
 [[nodiscard]] TensorView<Element> rows_of_call(const TensorView<Element>& held, Index before) {
   if (before == 0 || held.data() == nullptr) return held;

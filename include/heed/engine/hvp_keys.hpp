@@ -118,7 +118,7 @@ class MovingKeyChain {
     MovingLanes<Real> gradients;     // [key_features][keys]
     LaneTile<Real> scalar_tangents;  // [scalars][keys]
   };
-  // Of `count` keys from `key` on, whose first has its side values at row `at`.
+  // Features of `count` keys from `key` on, whose first has its side values at row `at`.
   void chain_features(const MovingSides<Real>& rows, const MovingSides<Real>& grads,
                       const Features& of, Index h, Index key, Index count, Index at,
                       std::vector<double>& sums) const {

@@ -152,7 +152,7 @@ class MovingQueryGradients {
       write(sides_.tangent.input, s_.dquery_input_tangents);
     }
   }
-  // Of entries e = W x:  dx += W^T de,  dx. += W.^T de + W^T de.
+  // Entries are e = W x, hence  dx += W^T de,  dx. += W.^T de + W^T de.
   void chain_table(const Real* table, const Real* table_tangent, int vectors) const {
     SideTiles<Real> crossed = sides_.value;
     crossed.x = sides_.tangent.x;

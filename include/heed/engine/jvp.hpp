@@ -291,7 +291,7 @@ void jvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
   static_assert(check_attention_op<Op>());
   using Normaliser = typename Op::NormaliserType;
   if constexpr (Normaliser::streams && !mergeable<Normaliser>) {
-    // Its state is known behind the last key alone.
+    // The normaliser's state is known behind the last key alone.
     Saved<Real> saved;
     forward(op, in, mask, out, &saved, options);
     jvp(op, in, mask, saved, StoredView<const Real>(out.out), tangents, out_tangent, op_tangent,

@@ -6,7 +6,7 @@
 //
 //   streaming  w_j. = A_j s_j. + w_j U,  U = sum_k B_k s_k.      from dL/ds_j = A_j G_j + B_j delta of its dscore(), where
 //              mixed. = sum_j (A_j s_j.) v_j + w_j v_j. + U mixed,   delta = sum_k w_k G_k - dL/dlse: hence lse. = -U
-//              softmax: A = w, B = -w. Its parameters add to U what its vjp() gives them for delta = 1
+//              softmax: A = w, B = -w. The normaliser's parameters add to U what its vjp() gives them for delta = 1
 //   row        (w, w.) by the normaliser's jvp(), or by dual numbers through its reference(), row by row
 //   readout    (out, out.) by dual numbers through its reference(), after all rows
 //

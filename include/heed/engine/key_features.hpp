@@ -5,10 +5,10 @@
 // key and read by those after it. A KvCache has such features (KvCache::inputs()), and hands them to calls beside its keys.
 // They have the bits that the call would compute.
 //
-// Which  Those of scores that promise KeptFeatures (plug/promises.hpp). A call with another score computes its own, and so
+// Which  Features of scores that promise KeptFeatures (plug/promises.hpp). A call with another score computes its own, and so
 //        do calls with a readout that reads own rows, and calls of one query whose heads are taken for queries of one head
 //        while each map has features of its own.
-// Of     one op on the keys of one tensor, which grows. A call of another op, on other keys, or with other numbers that
+// For    one op on the keys of one tensor, which grows. A call of another op, on other keys, or with other numbers that
 //        the features depend on is refused.
 // Memory (key_features + rank) numbers per key, map and key-value head (query head where a score has tables), and room for
 //        as many keys again.
@@ -108,7 +108,7 @@ class KeyFeatures {
     return *this;
   }
 
-  // Those of keys 0 ... len() - 1 are known.
+  // The features of keys 0 ... len() - 1 are known.
   [[nodiscard]] Index len() const { return len_; }
   [[nodiscard]] Index bytes() const {
     return Index((features_.size() + projected_.size()) * sizeof(Real));

@@ -342,7 +342,7 @@ class PackedCalls {
             s.len);
   }
 
-  // Of neighbours of one length, have a batch and calls by themselves the same bits?
+  // Do neighbours of one length have the same bits in a batch as in calls by themselves?
   [[nodiscard]] bool calls_may_join() const {
     return !with_caches() && !mask_.key_lengths && !mask_.allowed.given() && !mask_.bias.given() &&
            !mask_.query_documents && !mask_.key_documents && mask_.rules.empty();

@@ -42,7 +42,7 @@ struct Partial {
   Shape shape;  // of out
   std::vector<Real> out, lse;
 
-  // Of no keys at all.
+  // The result of no keys at all.
   explicit Partial(const Shape& of)
       : shape(checked(of)),
         out(std::size_t(element_count(of, "Partial")), Real(0)),

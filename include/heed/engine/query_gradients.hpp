@@ -141,7 +141,8 @@ class PanelGradients {
   // What is added to the gradient of the panel's rows beside that of the scores, [dim_qk][lanes].
   [[nodiscard]] const LaneTile<Real>& query() const { return dquery_; }
 
-  // Those of the numbers of tokens that the normaliser reads: [inputs][lanes], and of the keys that the panel sees.
+  // Gradients of the numbers of tokens that the normaliser reads: of queries, [inputs][lanes], and of the keys that the
+  // panel sees.
   [[nodiscard]] const LaneTile<Real>& normaliser_inputs() const { return dnormaliser_inputs_; }
   [[nodiscard]] const TokenRows<Real>& key_inputs() const { return dkey_inputs_; }
 
@@ -286,7 +287,7 @@ class PanelGradients {
     return tile.kind == TileKind::partial || c_.mask.has_bias();
   }
 
-  // Of the tile at hand: -infinity where a pair is hidden, else 0.
+  // Marks of the tile at hand: -infinity where a pair is hidden, else 0.
   [[nodiscard]] const LaneTile<Real>& marks(const PanelTile& tile) {
     if (!marked_) panel_.mark_hidden(tile.at, tile.kind, work_.marks.part(0, tile.at.keys));
     marked_ = true;
@@ -312,7 +313,7 @@ class PanelGradients {
     const auto& side = panel_.query[std::size_t(m)];
     const Index width = side.source().width, rows = panel_.place.rows;
     map.grad.clear(width, c_.keys.needs().any);
-    // Those of map 0 stand beside those of the other panels of the group.
+    // The rows of map 0 stand beside the rows of the other panels of the group.
     if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
     map.q = padded_copy(side.query_rows(), row_factor(), map.q_memory);
     if (m == 0)
@@ -335,8 +336,8 @@ class PanelGradients {
     }
     return true;
   }
-  // Of the output's gradient. Where a number of the panel is not finite, all of its pairs are cleared of such numbers,
-  // which are added to what sees them afterwards.
+  // Makes pairs of the output's gradient. Where a number of the panel is not finite, all of its pairs are cleared of such
+  // numbers, which are added to what sees them afterwards.
   void pair_output_gradient() {
     const bool finite = pair_rows_of(dout_, paired_dout());
     finite_ = finite_ && finite;

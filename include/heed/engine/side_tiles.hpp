@@ -36,8 +36,8 @@ struct SideTiles {
             {scratch.take(inputs * lanes), inputs, lanes}};
   }
 
-  // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
-  // nothing flows back. The row may hold anything, and 0 times a NaN in it must not become its gradient.
+  // In tiles that hold gradients, before features are chained: the lanes whose row no pair has read, so that nothing flows
+  // back. The row may hold anything, and 0 times a NaN in it must not become its gradient.
   [[nodiscard]] auto idle_lanes(const Pack<Real>* dfeatures, int count, int v) const {
     const Pack<Real> zero = Real(0);
     auto idle = zero == zero;

@@ -18,8 +18,8 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // The order in which groups of panels visit shared rows. A family is a set of heads that share some: the
-// readers of one key-value head, or of one row of a broadcast bias or of query. Its visitors come by rank. Where several calls
-// run together, each has its own order, and turns number the families of all of them, call by call.
+// readers of one key-value head, or of one row of a broadcast bias or of query. A family's visitors come by rank. Where
+// several calls run together, each has its own order, and turns number the families of all of them, call by call.
 struct VisitingOrder {
   Index batches, heads, groups;         // all; groups per head that are at hand
   Index family_batches, family_heads;   // per family
@@ -170,7 +170,7 @@ class OrderedSums {
     for (Index& last : last_rank_) last = -1;
   }
   [[nodiscard]] const std::vector<double>& kept() const { return kept_; }
-  // Their total, family by family, as end() adds it up.
+  // The total of kept(), family by family, as end() adds it up.
   [[nodiscard]] std::vector<double> total_of_kept() const {
     std::vector<double> total(total_.size(), 0.0);
     for (std::size_t f = 0; f < ended_.size(); ++f)

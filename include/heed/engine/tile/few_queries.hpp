@@ -37,7 +37,8 @@ class FewQueries {
     projected_ = scratch.take(c.keys.needs().rank > 0 ? stride_ : 0);
     hidden_ = scratch.take(stride_);
   }
-  // Of the panels that a worker takes together, where they may all be of few queries; else of the last one.
+  // The most queries of the panels that a worker takes together, where they may all be of few queries; else of the last
+  // panel.
   [[nodiscard]] static Index most_queries(const CallContext<Real>& c) {
     const Index len = c.geometry.len_q, most = kNarrowRows<Real>;
     const bool together = len <= most || c.plan.lanes <= most;

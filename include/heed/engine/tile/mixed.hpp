@@ -64,7 +64,7 @@ class PairedRows {
     of_ = rows;
     return memory_;
   }
-  // Of pairs by rows: are all numbers finite?
+  // Are all numbers of the pairs by rows finite?
   [[nodiscard]] bool finite(const Rows<float>& rows) {
     const BfloatPair* pairs = by_rows(rows);
     if (finite_ == Finite::unknown)

@@ -31,7 +31,7 @@ struct TilePlace {
   Index batch = 0, head = 0;
   Index query = 0, rows = 0;
   Index key = 0, keys = 0;
-  // Of each vector of queries: keys, in the whole row, outside of which all its pairs are hidden.
+  // For each vector of queries: the range of keys, in the whole row, outside of which all its pairs are hidden.
   std::array<KeyRange, kPanelVectors> seen_by_vector = no_bounds();
 
   // Keys of the tile, counted from its first, that vector v is computed with.
@@ -54,7 +54,7 @@ struct Strip {
   KeyRange keys;
   int first_vector, vectors;
 
-  // Its cells of a tile [keys][lanes], and its lanes of rows [anything][lanes].
+  // The strip's cells of a tile [keys][lanes], and its lanes of rows [anything][lanes].
   template <class Real>
   [[nodiscard]] LaneTile<Real> of(const LaneTile<Real>& tile) const {
     return lanes_of(tile.part(keys.begin, keys.size()));

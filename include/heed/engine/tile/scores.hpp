@@ -286,7 +286,7 @@ class QuerySide {
   LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
   BfloatPair* paired_;     // the same in pairs of rows, where precision is mixed
   LaneTile<Real> features_, projected_;
-  // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
+  // For a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
   Real *narrow_, *narrow_projected_, *dots_rows_;
   Real* visible_;           // [lanes]: keys that each query sees, where the score counts them
   LaneTile<Real> by_lane_;  // of a table by distance (engine/relative_rows.hpp)

@@ -13,7 +13,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Those of a row normaliser, which keeps none, have one number that nobody reads.
+// The state of a row normaliser, which keeps none, has one number that nobody reads.
 template <class Normaliser, class Real>
 struct StateOf {
   using Type = StreamState<Real, 0>;
@@ -31,10 +31,10 @@ class StreamStates {
 
   StreamStates(Scratch<Real>& scratch, Index lanes)
       : numbers_{scratch.take(kNumbers * lanes), kNumbers, lanes} {}
-  // Those that stand in data().
+  // The states that stand in data().
   StreamStates(Real* data, Index lanes) : numbers_{data, kNumbers, lanes} {}
 
-  // Of vector v of the lanes.
+  // The state of vector v of the lanes.
   [[nodiscard]] State load(int v) const {
     State state;
     state.sum = numbers_.load(0, v);
@@ -47,7 +47,7 @@ class StreamStates {
     for (std::size_t n = 0; n < state.own.size(); ++n)
       numbers_.store(Index(n) + 1, v, state.own[n]);
   }
-  // Of one query, in all lanes.
+  // The state of one query, in all lanes.
   [[nodiscard]] State of_lane(Index i) const {
     State state;
     state.sum = numbers_.row(0)[i];
