@@ -4,7 +4,7 @@
 // Where results go: the console's rows below a line about the machine, and after them one table per pass and type,
 // contenders by cases; and a file beside what is shown.
 
-#include "../../examples/program/machine.hpp"
+#include "../../examples/programs/program/machine.hpp"
 
 #include <benchmark/benchmark.h>
 

@@ -3,7 +3,7 @@
 
 // A cell of an experiment: one model, trained once. What names it, and what came of it.
 
-#include "settings.hpp"
+#include "../heed_compare/settings.hpp"
 
 #include "../heed_lm/training.hpp"
 #include "../report/plots.hpp"
