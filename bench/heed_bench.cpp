@@ -20,8 +20,8 @@
 #include "suite/report.hpp"
 #include "suite/suite.hpp"
 
-#include "../examples/program/program.hpp"
-#include "../examples/program/words.hpp"
+#include "../examples/programs/program/program.hpp"
+#include "../examples/programs/program/words.hpp"
 #include "../examples/zoo/left_out.hpp"
 
 #include <charconv>

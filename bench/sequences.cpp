@@ -10,8 +10,8 @@
 //   heed_sequences packed --threads 1
 //   heed_sequences decode --threads 2
 
-#include "../examples/program/options.hpp"
-#include "../examples/program/program.hpp"
+#include "../examples/programs/program/options.hpp"
+#include "../examples/programs/program/program.hpp"
 
 #include <heed/check/op_call.hpp>
 #include <heed/check/stopwatch.hpp>

@@ -4,7 +4,7 @@
 // Reports results: rows on the console below a line about the machine, after them one table per
 // pass and type, contenders by cases; and a file.
 
-#include "../../examples/program/machine.hpp"
+#include "../../examples/programs/program/machine.hpp"
 
 #include <benchmark/benchmark.h>
 

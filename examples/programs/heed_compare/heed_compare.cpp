@@ -7,10 +7,10 @@
 // Exit code  0 done, 1 a gradient is wrong or the work could not be finished, 2 options or files that cannot be
 // used.
 
+#include "../laboratory/training_report.hpp"
 #include "../program/ranks.hpp"
 #include "pictures.hpp"
 #include "report.hpp"
-#include "training_report.hpp"
 
 namespace {
 

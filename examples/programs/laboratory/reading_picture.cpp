@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reading_picture.hpp"
 
+#include "../heed_compare/print.hpp"
 #include "../heed_lm/reading.hpp"
-#include "print.hpp"
 
 #include <cctype>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "experiment.hpp"
 
+#include "../heed_compare/print.hpp"
+#include "../heed_compare/text_input.hpp"
 #include "lengths.hpp"
-#include "print.hpp"
-#include "text_input.hpp"
 
 #include "../heed_lm/text_data.hpp"
 #include "../tasks/task_list.hpp"

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "settings.hpp"
 
-#include "experiment.hpp"
+#include "../laboratory/experiment.hpp"
+#include "../laboratory/training_settings.hpp"
 #include "runner.hpp"
-#include "training_settings.hpp"
 
+#include "../../zoo/layers.hpp"
+#include "../../zoo/left_out.hpp"
 #include "../program/options.hpp"
 #include "../program/words.hpp"
 #include "../report/page.hpp"
-#include "../zoo/layers.hpp"
-#include "../zoo/left_out.hpp"
 
 #include <heed/core/parallel.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cell.hpp"
 
-#include "print.hpp"
+#include "../heed_compare/print.hpp"
 
 #include "../tasks/task_list.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training_json.hpp"
 
-#include "print.hpp"
+#include "../heed_compare/print.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_config.hpp"
 
+#include "../../zoo/layers.hpp"
+#include "../../zoo/left_out.hpp"
 #include "../program/limits.hpp"
 #include "../program/words.hpp"
-#include "../zoo/layers.hpp"
-#include "../zoo/left_out.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training_report.hpp"
 
+#include "../heed_compare/report.hpp"
 #include "rank_workers.hpp"
-#include "report.hpp"
 #include "training_json.hpp"
 #include "training_pictures.hpp"
 #include "training_table.hpp"

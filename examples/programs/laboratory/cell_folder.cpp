@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cell_folder.hpp"
 
+#include "../heed_compare/print.hpp"
 #include "cell_json.hpp"
-#include "print.hpp"
 
 #include "../tasks/task_list.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reading.hpp"
 
-#include "../zoo/layers.hpp"
+#include "../../zoo/layers.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>

@@ -3,7 +3,7 @@
 
 // A cell of an experiment: one model, trained once; its name and its results.
 
-#include "settings.hpp"
+#include "../heed_compare/settings.hpp"
 
 #include "../heed_lm/training.hpp"
 #include "../report/plots.hpp"

@@ -3,7 +3,7 @@
 
 // The options of --train.
 
-#include "settings.hpp"
+#include "../heed_compare/settings.hpp"
 
 #include <string>
 #include <vector>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cell_measures.hpp"
 
+#include "../../zoo/layers.hpp"
 #include "../heed_lm/reading.hpp"
-#include "../zoo/layers.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/models/layer_measures.hpp>

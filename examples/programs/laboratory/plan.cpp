@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan.hpp"
 
-#include "print.hpp"
+#include "../heed_compare/print.hpp"
 #include "statistics.hpp"
 
 #include "../tasks/task_list.hpp"
