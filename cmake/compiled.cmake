@@ -3,30 +3,34 @@
 # if something links it, with the flags of the project that asks for it, which must be those of the files that
 # include heed: another instruction set is an undefined reference. For this machine's:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
-# One source file for every fourth place of the list of ops (heed/compiled.hpp), so that they compile beside each other and
-# read heed's headers four times. Another file holds what heed/compiled_engine.hpp promises: it is that header without the
-# word "extern".
+# Headers are the only lists of what the library holds: its source files are made from their lines `extern template`. The
+# ops' doors, which heed/compiled.hpp promises, go into four files, every fourth line into one, so that they compile beside
+# each other and read heed's headers four times. One more file is heed/compiled_engine.hpp without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 #
 # heed_write_compiled(folder out include): sets `out` to these files in `folder`; those of the ops include `include`
 # beside the engine's promises, or nothing if it is empty.
 function(heed_write_compiled folder out include)
-  set(places 16)
   set(files 4)
-  math(EXPR last "${places} - 1")
+  set(header "${HEED_INCLUDE}/heed/compiled.hpp")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+  file(READ "${header}" text)
+  string(REGEX MATCHALL "extern template struct [^;]*" promises "${text}")
+  list(TRANSFORM promises REPLACE "^extern " "")
+  list(LENGTH promises count)
   set(more "")
   if(include)
     set(more "#include <${include}>\n")
   endif()
   set(sources "")
+  math(EXPR last "${count} - 1")
   math(EXPR last_file "${files} - 1")
   foreach(file RANGE ${last_file})
     set(doors "")
     foreach(place RANGE ${file} ${last} ${files})
-      foreach(real IN ITEMS float double)
-        string(APPEND doors "template struct detail::Door<detail::BuiltInAt<${place}, ${real}>>;\n")
-      endforeach()
+      list(GET promises ${place} promise)
+      string(APPEND doors "${promise};\n")
     endforeach()
     set(source "${folder}/ops_${file}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
@@ -35,7 +39,7 @@ function(heed_write_compiled folder out include)
 @more@
 namespace heed {
 inline namespace HEED_ABI {
-static_assert(detail::kCompiledPlaces == @places@);
+static_assert(2 * detail::kCompiledPlaces == @count@, "heed/compiled.hpp: kCompiledPlaces and the lines behind it differ");
 @doors@}
 }
 ]])
