@@ -43,7 +43,8 @@ foreach(level IN LISTS heed_c_levels)
   string(APPEND declarations "const heed_table& table_${name}();\n")
   string(APPEND instances "    {\"${level}\", &table_${name}, &${runs}},\n")
   # Compiled as heed::compiled is, but at -O2: compile time counts three times here.
-  heed_write_compiled("${heed_c_folder}" sources "heed/engine/packed_doors.hpp")
+  heed_write_compiled("${heed_c_folder}" ops)
+  heed_write_engine("${heed_c_folder}" engine)
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
 #include <heed/compiled_engine.hpp>
@@ -53,7 +54,7 @@ const heed_table& table_@name@();
 const heed_table& table_@name@() { return heed::c::table<heed::c::BuiltInVariants>(); }
 }
 ]])
-  add_library(heed_c_${name} OBJECT ${sources} "${heed_c_folder}/${name}.cpp")
+  add_library(heed_c_${name} OBJECT ${ops} ${engine} "${heed_c_folder}/${name}.cpp")
   target_link_libraries(heed_c_${name} PRIVATE heed)
   target_include_directories(heed_c_${name} SYSTEM PRIVATE "${HEED_DLPACK_INCLUDE}")
   target_compile_options(heed_c_${name} PRIVATE -O2 ${HEED_COMPILER_MEMORY})

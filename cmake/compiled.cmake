@@ -1,70 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-# heed::compiled: forward() and backward() of heed's own variants, once; with <heed/compiled.hpp>.
-# It is built only if something links it, with the flags of the project that requests it. These must
+# heed::engine: the engine, which knows no op, once; with <heed/compiled_engine.hpp>.
+# heed::compiled: besides, forward() and backward() of heed's own variants; with <heed/compiled.hpp>.
+# They are built only if something links them, with the flags of the project that requests them. These must
 # be the flags of the files that include heed: another instruction set is an undefined reference.
 # For this machine's instruction set:
-#   target_link_libraries(heed_compiled PUBLIC heed::native)
-# One source file for every fourth place of the list of ops (heed/compiled.hpp), so that they compile beside each other and
-# read heed's headers four times. Another file defines the functions that heed/compiled_engine.hpp
-# declares: it is that header without the word "extern".
+#   target_link_libraries(heed_engine PUBLIC heed::native)
+# Headers are the only lists of what the libraries hold: source files are made from their lines `extern template`. The
+# ops' doors, which heed/compiled.hpp promises, go into four files, every fourth line into one, so that they compile beside
+# each other and read heed's headers four times. The engine's, which heed/compiled_engine.hpp promises, go into two, by scalar.
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 #
-# heed_write_compiled(folder out include): sets `out` to these files in `folder`; those of the ops include `include`
-# beside the engine's promises, or nothing if it is empty.
-function(heed_write_compiled folder out include)
-  set(places 16)
+# heed_write_compiled(folder out): sets `out` to the files of the ops in `folder`.
+function(heed_write_compiled folder out)
   set(files 4)
-  math(EXPR last "${places} - 1")
-  set(more "")
-  if(include)
-    set(more "#include <${include}>\n")
-  endif()
+  set(header "${HEED_INCLUDE}/heed/compiled.hpp")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+  file(READ "${header}" text)
+  string(REGEX MATCHALL "extern template struct [^;]*" promises "${text}")
+  list(TRANSFORM promises REPLACE "^extern " "")
+  list(LENGTH promises count)
   set(sources "")
+  math(EXPR last "${count} - 1")
   math(EXPR last_file "${files} - 1")
   foreach(file RANGE ${last_file})
     set(doors "")
     foreach(place RANGE ${file} ${last} ${files})
-      foreach(real IN ITEMS float double)
-        string(APPEND doors "template struct detail::Door<detail::BuiltInAt<${place}, ${real}>>;\n")
-      endforeach()
+      list(GET promises ${place} promise)
+      string(APPEND doors "${promise};\n")
     endforeach()
     set(source "${folder}/ops_${file}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>
-@more@
+
 namespace heed {
 inline namespace HEED_ABI {
-static_assert(detail::kCompiledPlaces == @places@);
+static_assert(2 * detail::kCompiledPlaces == @count@, "heed/compiled.hpp: kCompiledPlaces and the lines behind it differ");
 @doors@}
 }
 ]])
     list(APPEND sources "${source}")
   endforeach()
-  heed_write_engine("${folder}/engine.cpp")
-  list(APPEND sources "${folder}/engine.cpp")
   set(${out} "${sources}" PARENT_SCOPE)
 endfunction()
 
-function(heed_add_compiled)
-  heed_write_compiled("${CMAKE_CURRENT_BINARY_DIR}/heed_compiled" sources "heed/engine/packed_doors.hpp")
-  add_library(heed_compiled STATIC EXCLUDE_FROM_ALL ${sources})
-  add_library(heed::compiled ALIAS heed_compiled)
-  target_link_libraries(heed_compiled PUBLIC ${HEED_CORE_TARGET})
-endfunction()
-
-# heed_write_engine(source): writes the file `source`, which defines the functions that
-# heed/compiled_engine.hpp declares.
-function(heed_write_engine source)
+# heed_write_engine(folder out): sets `out` to the files of the engine in `folder`. They include the headers that define what
+# is promised.
+function(heed_write_engine folder out)
   set(header "${HEED_INCLUDE}/heed/compiled_engine.hpp")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
-  file(READ "${header}" engine)
-  string(REPLACE "extern template" "template" engine "${engine}")
-  string(REPLACE "#pragma once" "#include <heed/engine/backward_stage.hpp>\n#include <heed/engine/explain.hpp>\n#include <heed/engine/hvp.hpp>\n#include <heed/engine/packed_doors.hpp>" engine "${engine}")
-  file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT "${engine}")
+  file(READ "${header}" text)
+  set(sources "")
+  foreach(scalar float double)
+    string(REGEX MATCHALL "extern template [^;]*<${scalar}[^;]*" promises "${text}")
+    list(TRANSFORM promises REPLACE "^extern " "")
+    set(definitions "")
+    foreach(promise IN LISTS promises)
+      string(APPEND definitions "${promise};\n")
+    endforeach()
+    file(CONFIGURE OUTPUT "${folder}/engine_${scalar}.cpp" @ONLY CONTENT [[
+#include <heed/compiled_engine.hpp>
+#include <heed/engine/backward_stage.hpp>
+#include <heed/engine/explain.hpp>
+#include <heed/engine/hvp.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+@definitions@}
+}
+]])
+    list(APPEND sources "${folder}/engine_${scalar}.cpp")
+  endforeach()
+  set(${out} "${sources}" PARENT_SCOPE)
+endfunction()
+
+function(heed_add_libraries)
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled")
+  heed_write_engine("${folder}" engine)
+  add_library(heed_engine STATIC EXCLUDE_FROM_ALL ${engine})
+  add_library(heed::engine ALIAS heed_engine)
+  target_link_libraries(heed_engine PUBLIC ${HEED_CORE_TARGET})
+  heed_write_compiled("${folder}" ops)
+  add_library(heed_compiled STATIC EXCLUDE_FROM_ALL ${ops})
+  add_library(heed::compiled ALIAS heed_compiled)
+  target_link_libraries(heed_compiled PUBLIC heed_engine)
 endfunction()
 
 if(NOT TARGET heed_compiled)
-  heed_add_compiled()
+  heed_add_libraries()
 endif()

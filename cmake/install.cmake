@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Headers, CMake package and pkg-config file; nothing of it depends on the architecture or on the
-# prefix. With HEED_INSTALL_COMPILED also the library heed_compiled, which is built with the flags
-# of this build and depends on them.
+# prefix. With HEED_INSTALL_COMPILED also the libraries heed_engine and heed_compiled, which are built with the flags
+# of this build and depend on them.
 include(CMakePackageConfigHelpers)
 set(heed_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/heed")
 set(heed_pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
@@ -39,11 +39,12 @@ if(HEED_INSTALL_COMPILED OR HEED_BUILD_TESTS)
   if(HEED_INSTALL_COMPILED)
     set(heed_component heed)
   endif()
+  set_target_properties(heed_engine PROPERTIES EXCLUDE_FROM_ALL FALSE EXPORT_NAME engine)
   set_target_properties(heed_compiled PROPERTIES EXCLUDE_FROM_ALL FALSE EXPORT_NAME compiled)
   if(HEED_NATIVE)
-    target_link_libraries(heed_compiled PUBLIC heed::native)
+    target_link_libraries(heed_engine PUBLIC heed::native)
   endif()
-  install(TARGETS heed_compiled EXPORT heed-compiled-targets ARCHIVE COMPONENT ${heed_component})
+  install(TARGETS heed_engine heed_compiled EXPORT heed-compiled-targets ARCHIVE COMPONENT ${heed_component})
   install(EXPORT heed-compiled-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}"
           COMPONENT ${heed_component})
 endif()

@@ -27,6 +27,7 @@ if(HEED_SANITIZE)
   set(HEED_MPI_SANITIZER_OPTIONS "ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0")
 endif()
 # Programs that name <heed/compiled.hpp> share the variants' code.
+target_link_libraries(heed_engine PRIVATE $<BUILD_INTERFACE:heed_own>)
 target_link_libraries(heed_compiled PRIVATE $<BUILD_INTERFACE:heed_own>)
 
 # heed_add_program(name source...): a program in build/bin.

@@ -34,11 +34,10 @@ template <std::size_t place, class Real, class... Ops>
 template <std::size_t place, class Real>
 using BuiltInAt = typename decltype(built_in_at<place, Real>(BuiltIn<Real>{}))::type;
 
-// Number of places in the lines below, and of source files in cmake/compiled.cmake.
+// The number of places below, each with two lines; the library is made from them (cmake/compiled.cmake).
 inline constexpr std::size_t kCompiledPlaces = 16;
 static_assert(BuiltIn<float>::size <= kCompiledPlaces,
-              "heed: more ops than places; raise kCompiledPlaces, the lines below it and the "
-              "number in cmake/compiled.cmake");
+              "heed: more ops than places; raise kCompiledPlaces and add lines below it");
 
 }  // namespace detail
 
