@@ -27,7 +27,7 @@ TARGETS = {"python_test": "heed_c", "torch_test": "heed_torch", "headers": "heed
 
 
 class Row:
-    """A row of a table. Its change: edits (file, old, new), and the command that notices it."""
+    """A row of a table, with its change, edits (file, old, new), and the command that notices it."""
 
     def __init__(self, number, fault, test):
         self.number, self.test = number, test
