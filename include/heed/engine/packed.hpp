@@ -6,7 +6,7 @@
 // of bits. No sequences are one call of no batch.
 
 #include <heed/core/function_ref.hpp>
-#include <heed/engine/call.hpp>
+#include <heed/engine/checks.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/mask/sequence_rule.hpp>
 

@@ -111,8 +111,8 @@ class PanelGradients {
     const TokenColumns& columns = c.op.columns;
     const Index lanes = c.plan.lanes;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    const auto take_rows = [&](Index columns) {
-      return scratch.take(lanes * whole_vectors<Real>(columns));
+    const auto take_rows = [&](Index width) {
+      return scratch.take(lanes * whole_vectors<Real>(width));
     };
     for (Map& map : maps_) {
       map.grad = QueryGrad<Real>::take(c, scratch);
