@@ -8,12 +8,15 @@ faults.py draw COUNT SEED    numbers of rows, drawn at random
 
 A test that can do without a fault's row is one that fails without the fault, or passes with it; both end with 1.
 """
+import contextlib
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,17 +173,27 @@ def command_of(row, known):
     return target, ["ctest", "--test-dir", BUILD, "-R", f"^{name}$", "--no-tests=error"]
 
 
-def passes(command):
-    """Does the test pass? A name of Catch2's may lack the type behind it; a test that hangs fails."""
+def outcome(command, seconds):
+    """Exit code and text of a test. One that hangs is ended with all its processes, and fails."""
     environment = {"OMP_NUM_THREADS": "2", **os.environ}
-    for words in command, [*command[:-1], f"{command[-1]}*"]:
+    with open(WORK / "test.log", "w+b") as log:
+        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=BUILD, start_new_session=True)
         try:
-            run = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                 errors="replace", timeout=1200, cwd=BUILD)
+            code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            return False
-        if not re.search("No test cases matched|No tests ran", run.stdout):
-            return run.returncode == 0
+            code = 1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    return code, (WORK / "test.log").read_text(errors="replace")
+
+
+def passes(command, seconds=1200):
+    """Does the test pass? A name of Catch2's may lack the type behind it."""
+    for words in command, [*command[:-1], f"{command[-1]}*"]:
+        code, text = outcome(words, seconds)
+        if not re.search("No test cases matched|No tests ran", text):
+            return code == 0
     sys.exit(f"no test has the name that {command} asks for")
 
 
@@ -192,8 +205,10 @@ def replay_row(row, known):
     target, command = command_of(row, known)
     if target and not build(target):
         return f"{target} does not build without the fault, see build.log"
+    begin = time.monotonic()
     if not passes(command):
         return "the test fails without the fault"
+    seconds = 60 + 10 * (time.monotonic() - begin)
     texts = {file: (TREE / file).read_text() for file, _, _ in row.edits}
     try:
         for file, old, new in row.edits:
@@ -204,7 +219,7 @@ def replay_row(row, known):
         if row.at_compile_time or not built:
             return "" if row.at_compile_time and not built else "it builds" if built else "it does not build, see build.log"
         tries = 20 if row.sometimes else 1
-        return "" if any(not passes(command) for _ in range(tries)) else "the test passes with the fault"
+        return "" if any(not passes(command, seconds) for _ in range(tries)) else "the test passes with the fault"
     finally:
         for file, text in texts.items():
             (TREE / file).write_text(text)

@@ -250,6 +250,9 @@ TEST_CASE("The result of a cell comes back from JSON bit for bit, and from its f
     Cell other = kCell;
     change(other);
     CHECK_FALSE(again.find(other).has_value());
+    folder.keep(other, json_of(result));  // beside the first one, not in its place
+    CHECK(again.find(other).has_value());
+    CHECK(again.find(kCell).has_value());
   }
 }
 
