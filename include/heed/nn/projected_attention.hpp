@@ -228,7 +228,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     in = cache.inputs(in.query, in.extra);
     in.query_inputs = query_inputs;
     // The op's parameters may have changed since the last step.
-    if (!detail::key_features_fit(cache.key_features(), stage.op, options_.heads, in.key))
+    if (!heed::detail::key_features_fit(cache.key_features(), stage.op, options_.heads, in.key))
       cache.forget_features();
     try {
       mix(c, batch, in, x.rows, y);
