@@ -41,7 +41,7 @@ template <class Op>
                                  const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   require(repeats > 0, "time_hvp: repeats is ", repeats, ", it must be positive");
-  require_sizes(op, g, "time_hvp");
+  require_sizes(g, op.normaliser.query_heads(g.heads), "time_hvp");
   using Real = typename Op::Scalar;
   OpCall<Op> call(op, g, mask, options);
   const Inputs<Real> in = call.inputs();

@@ -165,7 +165,7 @@ template <AttentionOp Op>
                                  GradcheckOptions options = {.max_entries_per_tensor = 32}) {
   static_assert(check_attention_op<Op>());
   static_assert(detail::check_moving_op<Op>());
-  require_sizes(op, g, "check_jvp");
+  require_sizes(g, op.normaliser.query_heads(g.heads), "check_jvp");
   detail::require_something(g, "check_jvp");
   const auto exact = cast_op<double>(op);
   using Exact = std::remove_const_t<decltype(exact)>;

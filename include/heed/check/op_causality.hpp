@@ -77,7 +77,7 @@ template <AttentionOp Op>
   static_assert(check_attention_op<Op>());
   using Real = typename Op::Scalar;
   using Numbers = std::vector<Real>;
-  require_sizes(op, g, "check_causality");
+  require_sizes(g, op.normaliser.query_heads(g.heads), "check_causality");
   detail::require_something(g, "check_causality");
   require(g.len_q == g.len_kv && g.first_query == 0, "check_causality: the geometry has len_q ",
           g.len_q, ", len_kv ", g.len_kv, " and first_query ", g.first_query,

@@ -147,7 +147,7 @@ template <AttentionOp Op>
 [[nodiscard]] OpReport check_op(const Op& op, const Geometry& g = detail::kCheckGeometry,
                                 GradcheckOptions options = {.max_entries_per_tensor = 8}) {
   static_assert(check_attention_op<Op>());
-  require_sizes(op, g, "check_op");
+  require_sizes(g, op.normaliser.query_heads(g.heads), "check_op");
   detail::require_something(g, "check_op");
   const auto exact = cast_op<double>(op);
   using Exact = std::remove_const_t<decltype(exact)>;

@@ -77,7 +77,7 @@ template <class Op>
                                const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   require(repeats > 0, "time_op: repeats is ", repeats, ", it must be positive");
-  require_sizes(op, g, "time_op");
+  require_sizes(g, op.normaliser.query_heads(g.heads), "time_op");
   Geometry plain_sizes = g;
   plain_sizes.query_heads = g.heads;
   OpCall<Op> mine(op, g, mask, options);
@@ -108,7 +108,7 @@ template <class Op>
                                  const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   require(repeats > 0, "time_jvp: repeats is ", repeats, ", it must be positive");
-  require_sizes(op, g, "time_jvp");
+  require_sizes(g, op.normaliser.query_heads(g.heads), "time_jvp");
   using Real = typename Op::Scalar;
   OpCall<Op> call(op, g, mask, options);
   call.forward();

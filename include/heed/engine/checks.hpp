@@ -181,16 +181,14 @@ inline void require_first_query(Index first_query, const std::string& where) {
 
 }  // namespace detail
 
-// Throws unless calls of an op may have these sizes, which no inputs have been asked for.
-template <class Real>
-void require_sizes(const OpTiles<Real>& op, const Geometry& g, const std::string& where) {
+// Throws unless calls of an op, whose queries have so many heads, may have these sizes. Inputs are not looked at.
+inline void require_sizes(const Geometry& g, Index query_heads, const std::string& where) {
   require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
           ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
           ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
   require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
           g.dim_v, ", both must be at least 1");
   detail::require_first_query(g.first_query, where);
-  const Index query_heads = op.normaliser.query_heads(g.heads);
   require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
           ", for ", g.heads, " heads of the op it must be ", query_heads);
   require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,

@@ -154,7 +154,7 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
   const bool back = pass == Pass::backward;
   const std::string where = door_name("heed::explain", options.name);
   require_options<Real>(options, where);
-  require_sizes(op, g, where);
+  require_sizes(g, op.normaliser.query_heads(g.heads), where);
   op.validate(g, where.c_str());
   require_sources(op, g, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
