@@ -532,14 +532,14 @@ class PanelGradients {
   // read of the parameters.
   void chain_features(const QuerySide<Real>& side, const QueryGrad<Real>& grad) const {
     if (score_.table_by_distance) add_from_lanes(grad.by_lane, c_.plan.vectors, grad.side.table);
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      for (Index r = 0; r < grad.side.projected.rows; ++r)
+        grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
     if (score_.query_features > 0)
       s_.vjps.score.features_vjp(RowSide::query, side.side_tiles(), panel_.place.head,
                                  c_.geometry.query_position(panel_.place.query), side.visible(),
                                  c_.plan.vectors, side.features(), grad.features, grad.side,
                                  grad.scalars);
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      for (Index r = 0; r < grad.side.projected.rows; ++r)
-        grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
     grad.side.chain(c_.op.score.projection, c_.keys.table(panel_.place.head), c_.plan.vectors);
     const Index inputs = score_.query_inputs;
     if (inputs > 0)
