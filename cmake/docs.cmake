@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake --build build -t docs: build/docs/html, a page per header, README.md in front. Only where doxygen is
-# found; what it warns of is an error.
+# cmake --build build -t docs: build/docs/html, a page per header and per README.md beside them, the top README.md in front.
+# Only where doxygen is found; what it warns of is an error.
 find_package(Doxygen QUIET)
 if(NOT DOXYGEN_FOUND)
   return()

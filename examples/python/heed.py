@@ -21,7 +21,7 @@ Threads   `threads`, set_threads() or OMP_NUM_THREADS; results do not depend on 
           process that was forked (multiprocessing on Linux) after a call with several threads computes with one.
 Ctrl-C    ends a call with `visible` at the next answer, and any other when it is done.
 Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in the folder above (as installed), in build/ of the
-          tree that this file is in, or where the system finds it. README.md, "From C and Python", has the commands that build it.
+          tree that this file is in, or where the system finds it. include/heed/c/README.md has the commands that build it.
 """
 
 import contextlib

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# From a block of README.md to a translation unit. Text is cut at what stands in it and never becomes a
+# From a block of a page to a translation unit. Text is cut at what stands in it and never becomes a
 # list, so that brackets and semicolons are safe.
+
+# heed_find_pages(out source [CONFIGURE_DEPENDS]): sets `out` to the pages of the tree `source`, by their paths in it.
+function(heed_find_pages out source)
+  file(GLOB_RECURSE pages ${ARGN} RELATIVE "${source}" "${source}/include/README.md" "${source}/examples/README.md"
+       "${source}/cmake/README.md" "${source}/bench/README.md" "${source}/tests/README.md")
+  set(${out} README.md ${pages} PARENT_SCOPE)
+endfunction()
 
 # heed_cut(text separator before behind): sets `before` and `behind` to what stands on either side of the
 # first `separator`; without one, to the whole text and to nothing.
@@ -78,9 +85,9 @@ function(heed_find_frame code where)
   set(frame "${found}" PARENT_SCOPE)
 endfunction()
 
-# heed_fill_frame(frame code line readme): sets `unit` to the file `frame` with `code`, which begins in
-# `line` of the file `readme`. A mark takes the code from the line that it quotes up to that of the next mark.
-function(heed_fill_frame frame code line readme)
+# heed_fill_frame(frame code line page): sets `unit` to the file `frame` with `code`, which begins in
+# `line` of the file `page`. A mark takes the code from the line that it quotes up to that of the next mark.
+function(heed_fill_frame frame code line page)
   file(READ "${frame}" rest)
   string(PREPEND rest "\n")
   set(frame_line 1)
@@ -91,7 +98,7 @@ function(heed_fill_frame frame code line readme)
     set(quoted "${CMAKE_MATCH_2}")
     string(FIND "${code}" "\n${quoted}" at)
     if(at LESS 0)
-      message(FATAL_ERROR "${frame} quotes \"${quoted}\", which its block in README.md does not have there")
+      message(FATAL_ERROR "${frame} quotes \"${quoted}\", which its block does not have there")
     endif()
     heed_cut("${code}" "\n${quoted}" piece code)
     string(PREPEND code "\n${quoted}")
@@ -100,7 +107,7 @@ function(heed_fill_frame frame code line readme)
     string(APPEND text "${origin}${piece}\n#line ${frame_line} \"${frame}\"${before}\n")
     heed_move_line(line "${piece}")
     heed_move_line(frame_line "${before}\n")
-    set(origin "#line ${line} \"${readme}\"")
+    set(origin "#line ${line} \"${page}\"")
   endwhile()
   set(unit "${text}${origin}${code}\n#line ${frame_line} \"${frame}\"${rest}" PARENT_SCOPE)
 endfunction()
