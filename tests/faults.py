@@ -9,6 +9,7 @@ faults.py draw COUNT SEED    numbers of rows, drawn at random
 A test that can do without a fault's row is one that fails without the fault, or passes with it; both end with 1.
 """
 import contextlib
+import fcntl
 import os
 import random
 import re
@@ -230,14 +231,24 @@ def replay(numbers):
     for number in numbers:
         if number not in known_rows or not known_rows[number].edits:
             sys.exit(f"there is no row {number} that carries its change")
+    WORK.mkdir(parents=True, exist_ok=True)
+    with open(WORK / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another replay works in {WORK}")
+        return replay_rows([known_rows[number] for number in numbers])
+
+
+def replay_rows(all_rows):
     copy_tree()
     configure()
     known, unnoticed = targets(), 0
-    for number in numbers:
-        outcome = replay_row(known_rows[number], known)
-        unnoticed += bool(outcome)
-        print(f"{number:>4}  {outcome or 'noticed'}", flush=True)
-    print(f"{len(numbers) - unnoticed} faults noticed, {unnoticed} not")
+    for row in all_rows:
+        wrong = replay_row(row, known)
+        unnoticed += bool(wrong)
+        print(f"{row.number:>4}  {wrong or 'noticed'}", flush=True)
+    print(f"{len(all_rows) - unnoticed} faults noticed, {unnoticed} not")
     return int(bool(unnoticed))
 
 

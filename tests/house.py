@@ -31,7 +31,7 @@ BUDGETS = {
     "files behind heed/attention.hpp": 145,
     "lines behind heed/attention.hpp": 25800,
     "lines of all headers": 47000,
-    "lines of README.md": 720,
+    "lines of README.md": 150,
 }
 
 
