@@ -90,19 +90,7 @@ struct Attention {
     return readout.extra_dim(g);
   }
 
-  // The readout's members; a readout that works on the score's parameters gets the score (plug/readout.hpp).
-  void read_out(const ReadoutPanel<Real>& panel) const {
-    if constexpr (Readout::uses_score)
-      readout.forward(panel, score);
-    else
-      readout.forward(panel);
-  }
-  void read_out_vjp(const ReadoutPanel<Real>& panel, Attention& grad) const {
-    if constexpr (Readout::uses_score)
-      readout.vjp(panel, grad.readout, score, grad.score);
-    else
-      readout.vjp(panel, grad.readout);
-  }
+  // The readout's reference; a readout that works on the score's parameters gets the score (plug/readout.hpp).
   template <class Context>
   requires HasLongHand<Readout, Score, Context>
   void read_out_reference(Context& context) const {
@@ -110,12 +98,6 @@ struct Attention {
       readout.reference(context, score);
     else
       readout.reference(context);
-  }
-  [[nodiscard]] Index read_out_rows(const Geometry& g, bool backward) const {
-    if constexpr (Readout::uses_score)
-      return readout.work_rows(g, backward, score);
-    else
-      return readout.work_rows(g, backward);
   }
 
  private:

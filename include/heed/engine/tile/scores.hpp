@@ -81,13 +81,6 @@ class QuerySide {
   [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
   // Keys that each query sees, [lanes]; null where the score does not count them.
   [[nodiscard]] const Real* visible() const { return traits_.counts_visible ? visible_ : nullptr; }
-  // Vector v of the queries, as the score's feature functions see them.
-  [[nodiscard]] LaneRow<Real> lane_row(int v) const {
-    const Index first = c_.geometry.query_position(first_);
-    if (traits_.counts_visible)
-      return side_.row(v, first, Pack<Real>::load(visible_ + v * kLanes<Real>));
-    return side_.row(v, first);
-  }
   // Projected rows times CallContext::projected_factor().
   [[nodiscard]] const LaneTile<Real>& projected() const { return projected_; }
   // Where the score has a transform, all rows are those behind it, but for before(), queries before it in lanes.

@@ -57,9 +57,6 @@ class StreamStates {
   // The sum of each query's weights.
   [[nodiscard]] Real* sums() const { return numbers_.row(0); }
 
-  [[nodiscard]] Real* data() const { return numbers_.data; }
-  [[nodiscard]] Index size() const { return kNumbers * numbers_.lanes; }
-
   // Copies to and from arrays [number][row], of the first `count` lanes.
   void save(Real* to, Index rows, Index count) const {
     for (Index n = 0; n < kNumbers; ++n)
