@@ -7,7 +7,7 @@
 #   target_link_libraries(heed_engine PUBLIC heed::native)
 # Headers are the only lists of what the libraries hold: source files are made from their lines `extern template`. The
 # ops' doors, which heed/compiled.hpp promises, go into four files, every fourth line into one, so that they compile beside
-# each other and read heed's headers four times. The engine's, which heed/compiled_engine.hpp promises, go into two, by scalar.
+# each other and read heed's headers four times. The engine's, which heed/compiled_engine.hpp and heed/mpi/compiled_ranks.hpp promise, go into two, by scalar.
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 #
@@ -48,9 +48,12 @@ endfunction()
 # heed_write_engine(folder out): sets `out` to the files of the engine in `folder`. They include the headers that define what
 # is promised.
 function(heed_write_engine folder out)
-  set(header "${HEED_INCLUDE}/heed/compiled_engine.hpp")
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
-  file(READ "${header}" text)
+  set(text "")
+  foreach(header compiled_engine.hpp mpi/compiled_ranks.hpp)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${HEED_INCLUDE}/heed/${header}")
+    file(READ "${HEED_INCLUDE}/heed/${header}" part)
+    string(APPEND text "${part}")
+  endforeach()
   set(sources "")
   foreach(scalar float double)
     string(REGEX MATCHALL "extern template [^;]*<${scalar}[^;]*" promises "${text}")
@@ -64,6 +67,7 @@ function(heed_write_engine folder out)
 #include <heed/engine/backward_stage.hpp>
 #include <heed/engine/explain.hpp>
 #include <heed/engine/hvp.hpp>
+#include <heed/mpi/compiled_ranks.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {

@@ -5,6 +5,7 @@
 
 #include <heed/compiled_engine.hpp>
 #include <heed/models/attention_weights.hpp>
+#include <heed/mpi/compiled_ranks.hpp>
 
 namespace zoo {
 

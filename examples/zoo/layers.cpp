@@ -6,6 +6,7 @@
 
 #include <heed/compiled_engine.hpp>
 #include <heed/models/attention_by_name.hpp>
+#include <heed/mpi/compiled_ranks.hpp>
 
 namespace zoo {
 

@@ -11,6 +11,7 @@
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/initialise.hpp>
 #include <heed/models/source_stacks.hpp>
+#include <heed/mpi/compiled_ranks.hpp>
 
 #include <algorithm>
 

@@ -6,6 +6,7 @@
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>
 #include <heed/models/attention_weights.hpp>
+#include <heed/mpi/compiled_ranks.hpp>
 
 #include <cmath>
 #include <stdexcept>

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Calls over several processes without the code that knows no op, for programs that link heed::engine (or heed::compiled);
+// beside heed/compiled_engine.hpp.
+//
+// The source files that define these classes are made from this header (cmake/compiled.cmake), so each promise starts with
+// `extern template`.
+
+#include <heed/mpi/any_communicator.hpp>
+#include <heed/mpi/rank_call.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+extern template class mpi::detail::RankSide<float>;
+extern template class mpi::detail::RankSide<double>;
+extern template class mpi::detail::GatherSide<float, mpi::AnyCommunicator>;
+extern template class mpi::detail::GatherSide<double, mpi::AnyCommunicator>;
+
+}  // namespace HEED_ABI
+}  // namespace heed
