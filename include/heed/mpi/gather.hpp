@@ -449,7 +449,8 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
     g.len_kv = keys_.len();
     g.dim_qk = in_.key.shape().dim;
     g.dim_v = in_.value.shape().dim;
-    const auto family = heed::detail::family_of(op_, g, mask_.bias.shape(), bias);
+    const heed::detail::OpTilesOf<Op> of(op_);
+    const auto family = heed::detail::family_of(of.tiles(), g, mask_.bias.shape(), bias);
     std::vector<Stage> of_member, stages;
     for (int r = 0; r < comm_.size(); ++r)
       for (const Tokens& piece : queries_.pieces(r)) of_member.push_back({0, piece, r});
