@@ -12,6 +12,7 @@
 
 #include <heed/autodiff/dual.hpp>
 #include <heed/engine/tiles.hpp>
+#include <heed/simd/stored_view.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {

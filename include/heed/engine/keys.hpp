@@ -38,8 +38,8 @@ struct SideNeeds {
 
   SideNeeds(const OpTiles<Real>& op, const Geometry& g)
       : any(op.score.traits.derives()),
-        rank(op.score.traits.rank),
-        table_rows(op.score.traits.table_rows),
+        rank(op.score.rank()),
+        table_rows(op.score.table_rows()),
         keys_by_group(detail::reads_keys_by_group(op, g)),
         has_categories(op.score.traits.has_table && !op.score.traits.table_by_distance) {
     const ScoreTraits& score = op.score.traits;
@@ -47,7 +47,7 @@ struct SideNeeds {
                      (score.key_features_read_p && score.scalars_differ);
     if (!score.has_transform) return;
     transformed = g.dim_qk;
-    per_query_head = per_query_head || score.transform_differs;
+    per_query_head = per_query_head || op.score.transform_differs();
   }
   // Numbers of a key's row beside its features: those of the transformed row, then those of the projected one.
   [[nodiscard]] Index row_numbers() const { return transformed + rank; }

@@ -66,10 +66,6 @@ template <class Score, class Real>
   t.query_inputs = query_row_inputs<Score>;
   t.key_inputs = key_inputs_of<Score>;
   t.key_inputs_name = key_inputs_name<Score>();
-  if constexpr (Score::has_projection)
-    t.rank = score.projection().given() ? score.projection().extent(1) : 0;
-  if constexpr (Score::has_table) t.table_rows = score.table_size();
-  if constexpr (Score::has_transform) t.transform_differs = score.differs_by_head();
   return t;
 }
 
@@ -86,6 +82,19 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
     heed::validate(score_, g, where);
     if constexpr (Score::has_positions) require_positions(score_, g, where);
     if constexpr (reads_inputs<Score>) require_declared_inputs<Real>(score_, g.dim_qk, where);
+  }
+  Index rank() const override {
+    if constexpr (Score::has_projection)
+      if (score_.projection().given()) return score_.projection().extent(1);
+    return 0;
+  }
+  Index table_rows() const override {
+    if constexpr (Score::has_table) return score_.table_size();
+    return 0;
+  }
+  bool transform_differs() const override {
+    if constexpr (Score::has_transform) return score_.differs_by_head();
+    return false;
   }
   void scalars(Index h, Real* p) const override {
     for (int i = 0; i < scalars_of<Score>; ++i) p[i] = scalar_of<Real>(score_, i, h);

@@ -445,14 +445,14 @@ class PanelGradients {
     side.projected_dots(tile.at, work_.projected);
     return s_.vjps.score.scores_vjp(
         side.score_tile(tile.at, dots, work_.projected),
-        {dscores, score_.rank > 0 ? work_.dprojected : LaneTile<Real>{},
+        {dscores, c_.keys.needs().rank > 0 ? work_.dprojected : LaneTile<Real>{},
          hides(tile) ? marks(tile) : LaneTile<Real>{}, work_.key_lanes, grad.features, grad.scalars,
          score_.table_by_distance ? grad.by_lane : grad.side.table, &work_.positions,
          c_.scale / c_.row_factor()});
   }
   void add_side_values(int m, const PanelTile& tile, int key_gradients) {
     const TilePlace& at = tile.at;
-    const Index row = c_.keys.row(at.batch, at.head, m, at.key), rank = score_.rank;
+    const Index row = c_.keys.row(at.batch, at.head, m, at.key), rank = c_.keys.needs().rank;
     if (key_gradients > 0)
       add_key_features(at.keys, key_gradients, s_.dfeatures.data() + row * score_.key_features);
     if (rank == 0) return;

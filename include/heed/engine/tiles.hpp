@@ -39,14 +39,12 @@ struct ScoreTraits {
   bool table_by_distance = false;  // table rows are those of distances, not of categories of keys
   bool has_vjp = false;            // score_vjp() is written by hand
   bool normed_dots = false, kept_features = false, place_free = false;
-  bool one_value_each = true;      // no parameter has a value per head
-  bool scalars_differ = false;     // one of p[0], p[1], ... has a value per head
-  bool transform_differs = false;  // differs_by_head() of the transform
+  bool one_value_each = true;   // no parameter has a value per head
+  bool scalars_differ = false;  // one of p[0], p[1], ... has a value per head
   bool key_features_read_p = false, sums_inputs = false;
   int scalars = 0, query_features = 0, key_features = 0;
   Index query_inputs = 0,
-        key_inputs = 0;            // numbers of its token that the row of a query, of a key has
-  Index rank = 0, table_rows = 0;  // 0 without a projection, without a table
+        key_inputs = 0;  // numbers of its token that the row of a query, of a key has
   const char* key_inputs_name = "";
 
   // Does a score derive anything of rows?
@@ -128,6 +126,11 @@ class ScoreTiles {
 
   virtual ~ScoreTiles() = default;
   virtual void validate(const Geometry& g, const char* where) const = 0;
+  // Behind validate(), which looks at the shapes of parameters: the projection's rank and the rows of the table, 0 without one,
+  // and whether the transform differs by head.
+  [[nodiscard]] virtual Index rank() const = 0;
+  [[nodiscard]] virtual Index table_rows() const = 0;
+  [[nodiscard]] virtual bool transform_differs() const = 0;
   // p[0], p[1], ... of head h.
   virtual void scalars(Index h, Real* p) const = 0;
   virtual void prepare_table(Index h, Index dim, Real* out) const = 0;
