@@ -13,7 +13,7 @@
 //
 // Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for side values.
 
-#include <heed/core/fixed_list.hpp>
+#include <heed/engine/group.hpp>
 #include <heed/engine/query_gradients.hpp>
 
 #include <initializer_list>
@@ -43,12 +43,11 @@ struct BackwardPanel {
                 Index index, Scratch<Real>& scratch)
       : panel(c, scratch, true),
         gradients(c, shared, panel, work, index, scratch),
-        dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        states{scratch.take(c.op.normaliser.traits.state_numbers * c.plan.lanes),
-               c.op.normaliser.traits.state_numbers, c.plan.lanes},
+        dmixed(take_lanes(scratch, c.geometry.dim_v, c.plan.lanes)),
+        states(take_lanes(scratch, c.op.normaliser.traits.state_numbers, c.plan.lanes)),
         paired(take_pairs(scratch, c.pair_products, pairs_of(c.geometry.dim_v) * c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)),
-        dlse{scratch.take(c.op.maps() * c.plan.lanes), c.op.maps(), c.plan.lanes} {
+        dlse(take_lanes(scratch, c.op.maps(), c.plan.lanes)) {
     const Index lanes = c.plan.lanes, keys = c.plan.tile;
     weights = {piece_at(work.weights, index * keys * lanes), keys, lanes};
     dscores = {piece_at(work.dscores, index * keys * lanes), keys, lanes};
@@ -68,15 +67,15 @@ class BackwardWorker {
         mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, true, scratch),
         c_(c),
         s_(shared),
-        work_(c, scratch),
+        work_(c_, scratch),
         own_(shared.vjps),
-        panels_(c.plan.group) {
+        group_(c_) {
     if (c.pair_products) c_.mixed = &mixed_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(traits_.streams, g.len_kv);
-    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c_, shared, work_, i, scratch);
+    const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
+    for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c_, shared, work_, i, scratch);
     for (std::size_t m = 0; m < std::size_t(maps_); ++m) dots_[m] = take(span);
     saved_tile_ = take(g.dim_v);
     if (!traits_.streams) dweights_ = take(g.len_kv);
@@ -91,11 +90,9 @@ class BackwardWorker {
     own_.set_zero();
     work_.positions.begin();
     std::fill(dtable_, dtable_ + table_size(), Real(0));
-    const Index first = visit.group * c_.plan.group;
-    active_ = std::min(c_.plan.group, c_.plan.panels - first);
-    for (Index i = 0; i < active_; ++i)
-      panels_[std::size_t(i)].panel.move_to(visit.batch, visit.head, first + i);
-    for_active([&](My& my) {
+    work_.products.forget();
+    group_.move_to(visit.batch, visit.head, 1, visit.group);
+    for (My& my : group_.active()) {
       my.panel.load_queries();
       my.gradients.begin(visit);
       load_output_gradient(my);
@@ -103,25 +100,24 @@ class BackwardWorker {
         load_state(my);
       else
         weigh_rows(my);
-    });
+    }
     // Invariant: behind tile t, the rows of dK and dV in tiles 0 ... t have all that this group and those before it
     // in the family add to them, and the lanes of dQ hold the sums over the keys of these tiles.
-    const KeyRange core = core_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t) {
-      for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
-        for_active([&](My& my) { my.tile = my.panel.tile(keys); });
+      group_.for_parts(t, [&](const KeyRange& keys) {
+        for (My& my : group_.active()) my.tile = my.panel.tile(keys);
         const bool together = same_tile_for_all();
-        for_active([&](My& my) { run_tile(my, t, together); });
+        for (My& my : group_.active()) run_tile(my, t, together);
         if (together) add_together(visit, t);
       });
-      for_active([&](My& my) { my.gradients.add_own_rows(t); });
+      for (My& my : group_.active()) my.gradients.add_own_rows(t);
       s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
-    for_active([&](My& my) {
+    for (My& my : group_.active()) {
       my.gradients.finish(own_, dtable_);
       if (!s_.sums_queries) my.gradients.write_query_gradients();
-    });
+    }
     s_.vjps.score.add_positions(visit.head, work_.positions.finish().data(), *own_.score);
     commit(visit, sums);
   }
@@ -130,31 +126,19 @@ class BackwardWorker {
   using My = BackwardPanel<Real>;
   using WeighedTile = typename PanelGradients<Real>::WeighedTile;
 
-  template <class Body>
-  void for_active(Body&& body) {
-    for (Index i = 0; i < active_; ++i) body(panels_[std::size_t(i)]);
-  }
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
 
   // dmixed and delta = rowsum(dmixed o mixed) - dL/dlse from dL/dout and dL/dlse, by the readout's vjp.
   void load_output_gradient(My& my) {
     const TilePlace& place = my.panel.place;
     const Index dim = c_.geometry.dim_v, lanes = c_.plan.lanes;
-    const auto pack = [&](const Real* rows, Index stride, const LaneTile<Real>& to) {
-      pack_lanes(rows, stride, place.rows, dim, to.data, lanes);
-    };
-    const auto pack_view = [&](const TensorView<const Real>& view, const LaneTile<Real>& to) {
-      pack(view.row(place.batch, place.head, place.query), view.strides().row, to);
-    };
-    pack_view(s_.output.grad_out, my.dmixed);
+    pack_rows(s_.output.grad_out, place, my.dmixed);
     if (readout_.saves_mixed)
-      pack(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, saved_tile_);
+      pack_lanes(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, place.rows, dim,
+                 saved_tile_.data, lanes);
     else
-      pack_view(s_.output.out, saved_tile_);
-    my.dlse.fill(Real(0));
-    if (s_.output.grad_lse.given())
-      pack_lanes(s_.output.grad_lse.row(place.batch, place.head, place.query),
-                 s_.output.grad_lse.strides().row, place.rows, maps_, my.dlse.data, lanes);
+      pack_rows(s_.output.out, place, saved_tile_);
+    pack_rows(s_.output.grad_lse, place, my.dlse);
     ReadoutPanel<Real> readout = my.panel.readout.load(place, my.dmixed);
     readout.saved = saved_tile_.constant();
     readout.delta = my.delta;
@@ -165,11 +149,7 @@ class BackwardWorker {
       readout.dlse = my.dlse;
     }
     if (readout_.counts_steps) {
-      readout.steps.fill(Real(0));
-      if (s_.output.grad_steps.given())
-        pack_lanes(s_.output.grad_steps.row(place.batch, place.head, place.query),
-                   s_.output.grad_steps.strides().row, place.rows, readout.steps.rows,
-                   readout.steps.data, lanes);
+      pack_rows(s_.output.grad_steps, place, readout.steps);
       readout.dsteps = readout.steps.constant();
     }
     my.extra = readout.extra;
@@ -201,29 +181,22 @@ class BackwardWorker {
 
   // The states that forward has left, and the gradients of the normaliser's own parameters.
   void load_state(My& my) {
-    const Index count = my.panel.place.rows;
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      c_.op.normaliser.begin(my.panel.queries(v), v, my.states);
-    for (Index n = 0; n < traits_.state_numbers; ++n)
-      std::copy_n(s_.saved.state.data() + my.panel.first_row() + n * c_.geometry.query_rows(),
-                  count, my.states.row(n));
+    my.panel.load_states(my.states, &s_.saved);
     for (int v = 0; v < c_.plan.vectors; ++v)
       s_.vjps.normaliser.vjp(my.panel.queries(v, my.gradients.normaliser_inputs()), v, my.states,
                              my.delta, *own_.normaliser);
     my.any_spoilt = false;
-    for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my, i);
+    for (Index i = 0; i < my.panel.place.rows; ++i) my.any_spoilt = my.any_spoilt || spoilt(my, i);
   }
 
   // Do all panels see the tile at hand alike? One product over all their queries can then add to dK, and one to dV.
   [[nodiscard]] bool same_tile_for_all() {
-    bool same = traits_.streams && active_ > 1;
-    const TilePlace& first = panels_[0].tile.at;
-    for_active([&](const My& my) {
-      const TilePlace& at = my.tile.at;
-      same = same && my.tile.kind != TileKind::empty && at.key == first.key &&
-             at.keys == first.keys && my.gradients.sums_plainly(my.tile) &&
-             my.gradients.mixes() == panels_[0].gradients.mixes();
-    });
+    bool same = traits_.streams && group_.active().size() > 1;
+    const My& first = group_.first();
+    for (const My& my : group_.active())
+      same = same && my.tile.kind != TileKind::empty && my.tile.at.key == first.tile.at.key &&
+             my.tile.at.keys == first.tile.at.keys && my.gradients.sums_plainly(my.tile) &&
+             my.gradients.mixes() == first.gradients.mixes();
     return same;
   }
 
@@ -238,9 +211,9 @@ class BackwardWorker {
   // dK += dscores^T Q, dV += weights^T dO over the queries of the group.
   void add_together(const VisitingOrder::Visit& visit, Index t) {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
-    const TilePlace& at = panels_[0].tile.at;
-    const Source& source = panels_[0].panel.query[0].source();
-    const Index lanes = c_.plan.lanes;
+    const TilePlace& at = group_.first().tile.at;
+    const Source& source = group_.first().panel.query[0].source();
+    const Index lanes = c_.plan.lanes, active = Index(group_.active().size());
     const auto add = [&](const auto& weights, const auto* rows, Index depth, Index columns,
                          Real* sums, Index stride) {
       if (!sums) return;
@@ -260,25 +233,26 @@ class BackwardWorker {
             dv.row(at.batch, c_.geometry.kv_head(at.head), at.key), dv.strides().row);
     };
     if constexpr (std::is_same_v<Real, float>)
-      if (panels_[0].gradients.mixes()) {
+      if (group_.first().gradients.mixes()) {
         const auto in_pairs = [&](const BfloatPair* pairs) {
           return Broadcast<BfloatPair>{pairs, c_.plan.group * lanes / 2, 1};
         };
         return add_both(in_pairs(work_.paired_dscores), work_.paired_q,
-                        in_pairs(work_.paired_weights), work_.paired_dout, active_ * lanes / 2);
+                        in_pairs(work_.paired_weights), work_.paired_dout, active * lanes / 2);
       }
     const auto in_segments = [&](const Real* weights) {
       return SegmentedBroadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes};
     };
     add_both(in_segments(work_.dscores), work_.q, in_segments(work_.weights), work_.dout,
-             active_ * lanes);
+             active * lanes);
   }
 
   [[nodiscard]] WeighedTile weigh_tile(My& my, const PanelTile& tile, bool together) {
     WeighedTile weighed{my.weights.part(0, tile.at.keys), {}, {}};
     weighed.dots[0] = dots_[0].part(0, tile.at.keys);
     weighed.dscores[0] = my.dscores.part(0, tile.at.keys);
-    score_tile(my, 0, tile, weighed.dots[0], weighed.weights, top_);
+    my.panel.query[0].tile_scores(tile.at, tile.kind, weighed.dots[0], projected_, weighed.weights,
+                                  top_);
     weight_gradients(my, tile.at, weighed.dscores[0]);
     s_.vjps.normaliser.weigh_vjp(weighed.weights, weighed.dscores[0], tile.at, c_.plan.vectors,
                                  my.states, my.delta, my.panel.dropout);
@@ -293,32 +267,13 @@ class BackwardWorker {
     return weighed;
   }
 
-  // Recomputes dot products and scores as forward did.
-  void score_tile(const My& my, int m, const PanelTile& tile, const LaneTile<Real>& dots,
-                  const LaneTile<Real>& scores, Real* top) {
-    const auto& side = my.panel.query[std::size_t(m)];
-    if (c_.plain()) {
-      side.tile_scores(tile.at, tile.kind, scores, projected_, top);
-      return;
-    }
-    side.dots(tile.at, dots);
-    side.projected_dots(tile.at, projected_);
-    side.scores(tile.at, tile.kind, dots, projected_, scores, top);
-  }
-
   // X = V dmixed^T
   void weight_gradients(const My& my, const TilePlace& at, const LaneTile<Real>& x) {
     const Rows<Real> values = my.panel.values(at);
     if constexpr (std::is_same_v<Real, float>)
       if (my.gradients.mixes())
         return mixed_.dots(mixed_.value_columns, values, my.paired, c_.plan.vectors, x);
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> own = values.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> dmixed = strip.lanes_of(my.dmixed), to = strip.of(x);
-      panel_gemm<Store::overwrite>(own.count, own.columns, strip.vectors,
-                                   Broadcast<Real>{own.data, own.stride, 1}, dmixed.data,
-                                   dmixed.lanes, to.data, to.lanes);
-    });
+    tile_dots(at, c_.plan.vectors, values, my.dmixed, x);
   }
 
   // Row normalisers: scores and X = V dmixed^T of the whole row, then (weights, dscores) by the normaliser's vjp.
@@ -342,9 +297,9 @@ class BackwardWorker {
         for (int m = 0; m < maps_; ++m) weighed.dscores[std::size_t(m)].fill(-kInfinity<Real>);
         return weighed.weights.fill(Real(0));
       }
-      for (int m = 0; m < maps_; ++m)
-        score_tile(my, m, tile, weighed.dots[std::size_t(m)], weighed.dscores[std::size_t(m)],
-                   panel.rows.max[std::size_t(m)]);
+      for (std::size_t m = 0; m < std::size_t(maps_); ++m)
+        panel.query[m].tile_scores(tile.at, tile.kind, weighed.dots[m], projected_,
+                                   weighed.dscores[m], panel.rows.max[m]);
       weight_gradients(my, tile.at, weighed.weights);
       panel.dropout.drop(weighed.weights, tile.at);
       fill_skipped(tile.at, c_.plan.vectors, weighed.weights, Real(0));
@@ -354,7 +309,7 @@ class BackwardWorker {
     s_.vjps.normaliser.weights_vjp(block, *own_.normaliser);
     panel.dropout.drop(block.weights, panel.whole_rows());
     for (Index i = 0; i < panel.place.rows; ++i)
-      if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
+      if (panel.is_nan_row(i)) spoil_row(my, block, i);
   }
   // Gradients of a row that forward has found to be NaN, and of what it has read.
   void spoil_row(const My& my, const RowBlock<Real>& block, Index i) {
@@ -371,9 +326,7 @@ class BackwardWorker {
   }
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
   [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
-    const auto part = [&](const LaneTile<Real>& row) {
-      return row.part(at.key - my.panel.seen_by_any.begin, at.keys);
-    };
+    const auto part = [&](const LaneTile<Real>& row) { return my.panel.part_of(row, at); };
     WeighedTile tile{part(dweights_), {}, {}};
     for (std::size_t m = 0; m < std::size_t(maps_); ++m) {
       tile.dots[m] = part(dots_[m]);
@@ -385,7 +338,8 @@ class BackwardWorker {
   // Adds what the group gives to the parameters, and to rows of query that others add to, when it is its turn.
   void commit(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
     ordered.add(visit, [&](double* sums) {
-      if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
+      for (My& my : group_.active())
+        if (s_.sums_queries) my.gradients.write_query_gradients();
       own_.add_to(sums);
       double* to = sums + s_.first_table() + visit.head * table_size();
       for (Index i = 0; i < table_size(); ++i) to[i] += double(dtable_[i]);
@@ -400,8 +354,7 @@ class BackwardWorker {
   BackwardShared<Real>& s_;
   TileScratch<Real> work_;
   OpGradient<Real> own_;  // parameter gradients of the group
-  FixedList<My> panels_;
-  Index active_ = 0;
+  PanelGroup<Real, My> group_;
   std::array<LaneTile<Real>, kMostMaps> dots_;  // [map]
   LaneTile<Real> saved_tile_, projected_;
   LaneTile<Real> dweights_;  // of row normalisers

@@ -13,8 +13,9 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
-#include <heed/core/fixed_list.hpp>
 #include <heed/engine/fold_heads.hpp>
+#include <heed/engine/group.hpp>
+#include <heed/engine/panel_products.hpp>
 #include <heed/engine/tile/few_queries.hpp>
 
 #include <span>
@@ -36,9 +37,8 @@ struct ForwardPanel {
 
   ForwardPanel(const CallContext<Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
-        out{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        states{scratch.take(c.op.normaliser.traits.state_numbers * c.plan.lanes),
-               c.op.normaliser.traits.state_numbers, c.plan.lanes} {}
+        out(take_lanes(scratch, c.geometry.dim_v, c.plan.lanes)),
+        states(take_lanes(scratch, c.op.normaliser.traits.state_numbers, c.plan.lanes)) {}
 };
 
 template <class Real>
@@ -61,18 +61,17 @@ class ForwardWorker {
         lazy_keys_(lazy_keys),
         tiles_{0, c.plan.tiles},
         few_(c_, scratch),
-        panels_(c.plan.group),
+        group_(c_),
+        products_(c_, scratch),
         parts_(c.plan.group),
         seers_(c.plan.group) {
     c_.key = keys_.view();
     c_.value = values_.view();
     if (c.pair_products) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c_, scratch);
-    scores_ = {scratch.take(tile * lanes), tile, lanes};
-    projected_ = {scratch.take(tile * lanes), tile, lanes};
-    marks_ = scratch.take(tile * lanes);
-    copy_ = scratch.take(tile * c.geometry.dim_v);
+    for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c_, scratch);
+    scores_ = take_lanes(scratch, tile, lanes);
+    projected_ = take_lanes(scratch, tile, lanes);
     if (lazy_keys) side_tiles_ = lazy_keys->take_tiles(scratch);
     tile_max_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
@@ -80,7 +79,7 @@ class ForwardWorker {
 
   // Mixes values for a group of panels and leaves them, normalised, in lanes.
   void mix(Index b, Index kv_head, Index group) {
-    move_to(b, kv_head, group);
+    start(b, kv_head, group);
     load_queries();
     if (traits_.streams) {
       mix_streaming();
@@ -94,7 +93,7 @@ class ForwardWorker {
 
   // One of `parts` parts of the keys: leaves states and sums in `to`, which has room for part_elements() numbers.
   void mix_part(Index b, Index kv_head, Index part, Index parts, Real* to) {
-    move_to(b, kv_head, 0);
+    start(b, kv_head, 0);
     load_queries();
     tiles_ = {part * c_.plan.tiles / parts, (part + 1) * c_.plan.tiles / parts};
     mix_streaming();
@@ -106,7 +105,7 @@ class ForwardWorker {
   }
   // Joins what mix_part() has left of all parts, and leaves the rows normalised in lanes.
   void join_parts(Index b, Index kv_head, Index parts, Real* from) {
-    move_to(b, kv_head, 0);
+    start(b, kv_head, 0);
     Index n = 0;
     for (My& my : active()) {
       Real* part = from + n++ * panel_elements();
@@ -130,26 +129,15 @@ class ForwardWorker {
   using My = ForwardPanel<Real>;
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
-  [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
-  // The panels of a key-value head's readers, head by head, in groups. In a share of a call, the panels at hand are
-  // computed, in the parts of tiles in which the whole group is.
-  void move_to(Index b, Index kv_head, Index group) {
-    active_ = 0;
-    built_tile_ = finite_key_ = -1;
-    const Index readers = c_.geometry.group(), panels = c_.plan.panels;
-    const Index first = group * c_.plan.group,
-                end = std::min(first + c_.plan.group, readers * panels);
+  [[nodiscard]] std::span<My> active() const { return group_.active(); }
+  // The readers of a key-value head share its keys and values.
+  void start(Index b, Index kv_head, Index group) {
+    const Index readers = c_.geometry.group();
+    group_.move_to(b, kv_head * readers, readers, group);
+    products_.forget();
+    built_tile_ = -1;
     few_queries_ = true;
-    for (Index item = first; item < end; ++item) {
-      Panel<Real>& panel = panels_[std::size_t(active_)].panel;
-      panel.move_to(b, kv_head * readers + item / panels, item % panels);
-      const KeyRange& seen = panel.seen_by_all;
-      core_ = item == first
-                  ? seen
-                  : KeyRange{std::max(core_.begin, seen.begin), std::min(core_.end, seen.end)};
-      few_queries_ = few_queries_ && panel.place.rows <= kNarrowRows<Real>;
-      if (c_.holds(item % panels)) ++active_;
-    }
+    for (My& my : active()) few_queries_ = few_queries_ && my.panel.place.rows <= kNarrowRows<Real>;
   }
 
   void load_queries() {
@@ -172,55 +160,44 @@ class ForwardWorker {
     const KeyRange keys = seen_keys(t);
     const auto sees = [&](const My& my) { return my.panel.tile(keys).kind != TileKind::empty; };
     if (!rows.copies() || std::none_of(active().begin(), active().end(), sees)) return;
-    const TilePlace& place = panels_[0].panel.place;
+    const TilePlace& place = group_.first().panel.place;
     rows.load(place.batch, c_.geometry.kv_head(place.head), keys.begin, keys.size());
   }
 
-  // body(keys), part of a tile by part. load(t) comes before tile t.
+  // body(t) for all tiles, and before it load(t).
   template <class Load, class Body>
-  void for_key_parts(Load&& load, Body&& body) {
+  void for_tiles(Load&& load, Body&& body) {
     for (Index t = tiles_.begin; t < tiles_.end; ++t) {
       load(t);
       mixed_.forget();
-      for_parts(c_.plan, t, c_.geometry.len_kv, core_, body);
+      body(t);
     }
-  }
-  // body(my, tile) and empty(my, tile) for all panels in each of these parts.
-  template <class Load, class Body, class Empty>
-  void for_tiles(Load&& load, Body&& body, Empty&& empty) {
-    for_key_parts(load, [&](const KeyRange& keys) {
-      for (My& my : active()) {
-        const PanelTile tile = my.panel.tile(keys);
-        if (tile.kind == TileKind::empty)
-          empty(my, tile);
-        else
-          body(my, tile);
-      }
-    });
   }
 
   // Invariant, behind each tile: of all keys j so far, with the state as it is
   //   state.sum = sum_j weight(state, score_j),   out = sum_j weight(state, score_j) v_j
   // and the normaliser knows of a maximum that no score is above.
   void mix_streaming() {
-    for (My& my : active())
-      for (int v = 0; v < c_.plan.vectors; ++v)
-        c_.op.normaliser.begin(my.panel.queries(v), v, my.states);
+    for (My& my : active()) my.panel.load_states(my.states, nullptr);
     if (few_queries_)
       // They read keys and values as they are stored.
-      for_key_parts(
+      return for_tiles(
           [&](Index t) {
             if (lazy_keys_ && c_.keys.needs().any) load_tile(keys_, t);
           },
-          [&](const KeyRange& keys) { mix_few(active(), keys); });
-    else
-      for_tiles(
           [&](Index t) {
-            load_tile(keys_, t);
-            load_tile(values_, t);
-          },
-          [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
-          [](My&, const PanelTile&) {});
+            group_.for_parts(t, [&](const KeyRange& keys) { mix_few(active(), keys); });
+          });
+    for_tiles(
+        [&](Index t) {
+          load_tile(keys_, t);
+          load_tile(values_, t);
+        },
+        [&](Index t) {
+          group_.for_tile(t, [&](My& my, const PanelTile& tile) {
+            if (tile.kind != TileKind::empty) mix_streaming(my, tile);
+          });
+        });
   }
 
   // Numbers that mix_part() writes per panel: its states, and sums of values.
@@ -243,10 +220,7 @@ class ForwardWorker {
 
   // All keys are seen: out becomes finish(state) * out.
   void finish(My& my) {
-    Real* sums = my.states.row(0);
-    if (traits_.needs_weight)
-      for (Index i = 0; i < my.panel.place.rows; ++i)
-        if (sums[i] == Real(0) && my.panel.sees_any(i)) sums[i] = kNan;
+    my.panel.require_weight(my.states);
     c_.op.normaliser.finish(my.states, c_.plan.vectors, rescale_, my.panel.lse.row(0));
     scale_out(my);
     if (!saved_) return;
@@ -292,7 +266,7 @@ class ForwardWorker {
       if (!part.tile.hides_pairs) continue;
       const TilePlace& at = part.tile.at;
       values_.load(at.batch, c_.geometry.kv_head(at.head), at.key, at.keys);
-      few_.mix_visible(part, my.panel.values(at), copy_);
+      few_.mix_visible(part, my.panel.values(at), products_.copy());
     }
     few_.mix({parts_.data(), parts_.size()});
   }
@@ -305,10 +279,8 @@ class ForwardWorker {
     const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_);
     move_references(my);
-    mix_tile(my, tile, scores, [&] {
-      c_.op.normaliser.weigh(scores, tile.at, c_.plan.vectors, my.states);
-      my.panel.dropout.drop(scores, tile.at);
-    });
+    c_.op.normaliser.weigh(scores, tile.at, c_.plan.vectors, my.states);
+    mix_tile(my, tile, scores);
   }
 
   // Builds the key features of the tile containing `at`, unless the group's previous panel already has.
@@ -330,19 +302,9 @@ class ForwardWorker {
   // All tiles: scores into whole rows; once: scores become weights; all tiles: out += V^T weights.
   void mix_rows() {
     for (My& my : active()) my.block = my.panel.row_block();
-    const auto part = [](const My& my, int m, const TilePlace& at) {
-      return my.block.scores[std::size_t(m)].part(at.key - my.panel.seen_by_any.begin, at.keys);
-    };
     for_tiles([&](Index t) { load_tile(keys_, t); },
-              [&](My& my, const PanelTile& tile) {
-                build_side_values(tile.at);
-                for (int m = 0; m < maps_; ++m)
-                  my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind,
-                                                             part(my, m, tile.at), projected_,
-                                                             my.panel.rows.max[std::size_t(m)]);
-              },
-              [&](My& my, const PanelTile& tile) {
-                for (int m = 0; m < maps_; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
+              [&](Index t) {
+                group_.for_tile(t, [&](My& my, const PanelTile& tile) { score_part(my, tile); });
               });
     for (My& my : active()) {
       if (traits_.uses_extra || traits_.uses_query) {
@@ -353,17 +315,28 @@ class ForwardWorker {
       c_.op.normaliser.weights(my.block);
     }
     for_tiles([&](Index t) { load_tile(values_, t); },
-              [&](My& my, const PanelTile& tile) {
-                const LaneTile<Real> weights = part(my, 0, tile.at);
-                mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at); });
-              },
-              [](My&, const PanelTile&) {});
+              [&](Index t) {
+                group_.for_tile(t, [&](My& my, const PanelTile& tile) {
+                  if (tile.kind != TileKind::empty)
+                    mix_tile(my, tile, my.panel.part_of(my.block.scores[0], tile.at));
+                });
+              });
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
-        if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
+        if (my.panel.is_nan_row(i)) spoil_row(my, i);
       if (!saved_) continue;
       save_lse(my);
       save_diagnostics(my, my.block.diagnostics, 0, traits_.diagnostics);
+    }
+  }
+  void score_part(My& my, const PanelTile& tile) {
+    if (tile.kind != TileKind::empty) build_side_values(tile.at);
+    for (std::size_t m = 0; m < std::size_t(maps_); ++m) {
+      const LaneTile<Real> scores = my.panel.part_of(my.block.scores[m], tile.at);
+      if (tile.kind == TileKind::empty)
+        scores.fill(-kInfinity<Real>);
+      else
+        my.panel.query[m].tile_scores(tile.at, tile.kind, scores, projected_, my.panel.rows.max[m]);
     }
   }
 
@@ -376,46 +349,11 @@ class ForwardWorker {
       my.panel.rows.diagnostics[d * c_.plan.lanes + i] = kNan;
   }
 
-  // out += V^T weights over one tile; `weigh` turns what `weights` holds into them.
-  template <class Weigh>
-  void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights, Weigh&& weigh) {
-    const TilePlace& at = tile.at;
-    const Rows<Real> values = my.panel.values(at);
-    if constexpr (std::is_same_v<Real, float>)
-      if (c_.mixes(at.rows)) return mix_pairs(my, tile, values, weights, weigh);
-    const bool plainly = !tile.hides_pairs || finite(at, values);
-    const LaneTile<Real> marks{marks_, at.keys, weights.lanes};
-    if (!plainly) my.panel.mark_hidden(at, tile.kind, marks);
-    weigh();
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> own = values.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.of(weights), out = strip.lanes_of(my.out);
-      if (plainly)
-        add_lane_product(own, of, strip.vectors, at.rows, out);
-      else
-        add_lane_product_guarded(own, of, strip.of(marks), strip.vectors, at.rows, out, copy_);
-    });
-  }
-
-  // The same in mixed precision.
-  template <class Weigh>
-  void mix_pairs(My& my, const PanelTile& tile, const Rows<Real>& values,
-                 const LaneTile<Real>& weights, Weigh&& weigh) {
-    LaneTile<Real> marks{marks_, 0, weights.lanes};
-    if (tile.hides_pairs && !mixed_.value_rows.finite(values)) {
-      marks.rows = tile.at.keys;
-      my.panel.mark_hidden(tile.at, tile.kind, marks);
-    }
-    weigh();
-    mixed_.add_lane_product(mixed_.value_rows, values, weights, marks, c_.plan.vectors, my.out);
-  }
-
-  // The panels of a group ask in turn about the same values.
-  [[nodiscard]] bool finite(const TilePlace& at, const Rows<Real>& values) {
-    if (at.key != finite_key_ || at.keys != finite_keys_) finite_ = all_finite(values);
-    finite_key_ = at.key;
-    finite_keys_ = at.keys;
-    return finite_;
+  // out += V^T weights over one tile, dropout included.
+  void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights) {
+    my.panel.dropout.drop(weights, tile.at);
+    products_.begin(my.panel, tile);
+    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &mixed_.value_rows);
   }
 
   void write_out(My& my) {
@@ -426,15 +364,10 @@ class ForwardWorker {
       c_.op.readout.read_out(panel);
       if (saved_)
         save_diagnostics(my, panel.diagnostics.data, traits_.diagnostics, readout_.diagnostics);
-      if (readout_.counts_steps && to_.steps.given())
-        unpack_lanes(panel.steps.data, my.out.lanes, place.rows, panel.steps.rows,
-                     to_.steps.row(place.batch, place.head, place.query), to_.steps.strides().row);
+      if (readout_.counts_steps) unpack_rows(panel.steps, place, to_.steps);
     }
-    unpack_lanes(my.out.data, my.out.lanes, place.rows, c_.geometry.dim_v,
-                 to_.out.row(place.batch, place.head, place.query), to_.out.strides().row);
-    if (to_.lse.given())
-      unpack_lanes(my.panel.lse.data, my.panel.lse.lanes, place.rows, maps_,
-                   to_.lse.row(place.batch, place.head, place.query), to_.lse.strides().row);
+    unpack_rows(my.out, place, to_.out);
+    unpack_rows(my.panel.lse, place, to_.lse);
   }
 
   void save_lse(const My& my) {
@@ -464,19 +397,16 @@ class ForwardWorker {
   Saved<Real>* saved_;
   KeySide<Real>* lazy_keys_;
   typename KeySide<Real>::Tiles side_tiles_;
-  KeyRange tiles_;                           // those that are visited
-  Index built_tile_ = -1, built_head_ = 0;   // where side values were built last
-  Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
-  bool finite_ = true;
+  KeyRange tiles_;                          // those that are visited
+  Index built_tile_ = -1, built_head_ = 0;  // where side values were built last
   FewQueries<Real> few_;
-  FixedList<My> panels_;
-  Index active_ = 0;
-  KeyRange core_;                                     // that all queries of the group see
+  PanelGroup<Real, My> group_;
+  PanelProducts<Real> products_;
   bool few_queries_ = true;                           // have all its panels few?
   FixedList<typename FewQueries<Real>::Part> parts_;  // of panels of few queries,
   FixedList<My*> seers_;                              // and those panels
   LaneTile<Real> scores_, projected_;
-  Real *marks_, *copy_, *tile_max_, *rescale_;
+  Real *tile_max_, *rescale_;
 };
 
 }  // namespace detail

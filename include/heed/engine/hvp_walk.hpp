@@ -26,6 +26,7 @@
 #include <heed/engine/hvp_keys.hpp>
 #include <heed/engine/hvp_queries.hpp>
 #include <heed/engine/jvp_walk.hpp>
+#include <heed/engine/panel_products.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -63,23 +64,23 @@ class HvpWorker {
         panel_(c, scratch, false),
         tangents_(c, d, keys, panel_.query[0], scratch),
         queries_(c, hvps, d, keys, panel_, tangents_, shared, scratch),
+        products_(c, scratch),
         positions_(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index dim_qk = c.geometry.dim_qk, dim_v = c.geometry.dim_v;
-    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
     for (LaneTile<Real>* one : {&dots_, &dot_tangents_, &weights_, &weight_tangents_, &dscores_,
-                                &dscore_tangents_, &pull_tangents_, &marks_})
+                                &dscore_tangents_, &pull_tangents_})
       *one = take(tile);
     for (LaneTile<Real>* one : {&dout_, &dout_tangent_, &out_}) *one = take(dim_v);
     for (LaneTile<Real>* one : {&delta_, &delta_tangent_, &lse_tangent_, &pulled_}) *one = take(1);
     states_ = take(c.op.normaliser.traits.state_numbers);
     transposed_ = scratch.take(d.bias.given() ? tile * lanes : 0);
     top_ = scratch.take(lanes);
-    copy_ = scratch.take(tile * std::max(dim_qk, dim_v));
-    for (RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_}) {
-      const Index columns = pair == &q_ || pair == &q_tangent_ ? dim_qk : dim_v;
-      pair->memory = scratch.take(lanes * whole_vectors<Real>(columns));
-      pair->clean_memory = scratch.take(lanes * whole_vectors<Real>(columns));
+    for (PanelRows<Real>* rows : {&q_, &q_tangent_, &do_, &do_tangent_}) {
+      const Index columns = rows == &q_ || rows == &q_tangent_ ? dim_qk : dim_v;
+      rows->memory = scratch.take(lanes * whole_vectors<Real>(columns));
+      rows->clean_memory = scratch.take(lanes * whole_vectors<Real>(columns));
     }
     key_lanes_ = scratch.take(traits_.key_features * tile * kLanes<Real>);
     key_tangent_lanes_ = scratch.take(traits_.key_features * tile * kLanes<Real>);
@@ -90,6 +91,7 @@ class HvpWorker {
   // All that one panel adds.
   void run(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
     own_.set_zero();
+    products_.forget();
     positions_.begin();
     panel_.move_to(visit.batch, visit.head, visit.group);
     panel_.load_queries();
@@ -119,13 +121,6 @@ class HvpWorker {
   }
 
  private:
-  // Rows of the panel, padded to whole vectors, and a copy of them without numbers that are not finite.
-  struct RowPair {
-    Real *memory = nullptr, *clean_memory = nullptr;
-    Rows<Real> rows, clean;
-    bool given = false;
-  };
-
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
   void wait(const VisitingOrder::Visit& visit, Index t) const {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
@@ -133,70 +128,53 @@ class HvpWorker {
 
   void load() {
     const TilePlace& place = panel_.place;
-    const Source& source = panel_.query[0].source();
-    const auto lanes_of = [&](const TensorView<const Real>& view, const LaneTile<Real>& to) {
-      if (!view.given()) return to.fill(Real(0));
-      pack_lanes(view.row(place.batch, place.head, place.query), view.strides().row, place.rows,
-                 to.rows, to.data, to.lanes);
-    };
-    lanes_of(o_.grad_out, dout_);
-    lanes_of(o_.grad_out_tangent, dout_tangent_);
+    const QuerySide<Real>& side = panel_.query[0];
+    pack_rows(o_.grad_out, place, dout_);
+    pack_rows(o_.grad_out_tangent, place, dout_tangent_);
     // delta = rowsum(dO o out),  delta. = rowsum(dO. o out + dO o out.)
-    lanes_of(o_.out, out_);
+    pack_rows(o_.out, place, out_);
     lane_dot<Real>(dout_, out_, c_.plan.vectors, delta_.data);
     lane_dot<Real>(dout_tangent_, out_, c_.plan.vectors, delta_tangent_.data);
-    lanes_of(o_.out_tangent, out_);
+    pack_rows(o_.out_tangent, place, out_);
     lane_dot<Real>(dout_, out_, c_.plan.vectors, lse_tangent_.data);
     for (int v = 0; v < c_.plan.vectors; ++v) delta_tangent_.add(0, v, lse_tangent_.load(0, v));
-    lanes_of(o_.lse_tangent, lse_tangent_);
-    for (int v = 0; v < c_.plan.vectors; ++v) c_.op.normaliser.begin(panel_.queries(v), v, states_);
-    for (Index n = 0; n < states_.rows; ++n)
-      std::copy_n(s_.saved.state.data() + panel_.first_row() + n * c_.geometry.query_rows(),
-                  place.rows, states_.row(n));
+    pack_rows(o_.lse_tangent, place, lse_tangent_);
+    panel_.load_states(states_, &s_.saved);
 
     queries_.begin();
+    q_.copy(side.query_rows(), c_.plan.lanes, c_.row_factor());
+    load_query_tangents();
+    do_.copy(dout_, place.rows);
+    do_tangent_.rows = {};
+    if (o_.grad_out_tangent.given()) do_tangent_.copy(dout_tangent_, place.rows);
     finite_ = true;
-    const auto clear = [&](RowPair& rows, Index columns, bool given) {
-      const Index padded = whole_vectors<Real>(columns);
-      std::fill(rows.memory, rows.memory + c_.plan.lanes * padded, Real(0));
-      rows.rows = {rows.memory, place.rows, columns, padded};
-      rows.given = given;
-    };
-    const auto copy = [&](const Real* from, Index stride, Real factor, RowPair& to) {
-      for (Index r = 0; r < place.rows; ++r)
-        for (Index col = 0; col < to.rows.columns; ++col)
-          to.memory[r * to.rows.stride + col] = from[r * stride + col] * factor;
-    };
-    const Rows<Real> queries = panel_.query[0].query_rows();
-    clear(q_, queries.columns, true);
-    copy(queries.data, queries.stride, c_.row_factor(), q_);
-    clear(q_tangent_, queries.columns, tangents_.queries_move());
-    if (traits_.has_transform) {
-      const LaneTile<Real>& moved = tangents_.side().x;
-      unpack_lanes(moved.data, moved.lanes, place.rows, moved.rows, q_tangent_.memory,
-                   q_tangent_.rows.stride);
-      copy(q_tangent_.memory, q_tangent_.rows.stride, c_.row_factor(), q_tangent_);
-    } else if (d_.query.given()) {
-      copy(d_.query.row(place.batch, source.query_head, place.query) + source.query_column,
-           d_.query.strides().row, c_.row_factor(), q_tangent_);
-    }
-    for (const auto& [view, rows] :
-         {std::pair{&o_.grad_out, &do_}, {&o_.grad_out_tangent, &do_tangent_}}) {
-      clear(*rows, c_.geometry.dim_v, view->given());
-      if (view->given())
-        copy(view->row(place.batch, place.head, place.query), view->strides().row, Real(1), *rows);
-    }
-    for (const RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_})
-      finite_ = finite_ && all_finite(pair->rows);
+    for (const PanelRows<Real>* of : {&q_, &q_tangent_, &do_, &do_tangent_})
+      finite_ = finite_ && all_finite(of->rows);
     if (!finite_)
-      for (RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_})
-        pair->clean = finite_copy(pair->rows, pair->clean_memory, pair->rows.stride);
+      for (PanelRows<Real>* of : {&q_, &q_tangent_, &do_, &do_tangent_}) of->clean_up();
+  }
+
+  // To q_tangent_; no rows where queries hold still.
+  void load_query_tangents() {
+    const TilePlace& place = panel_.place;
+    const Source& source = panel_.query[0].source();
+    q_tangent_.rows = {};
+    if (!tangents_.queries_move()) return;
+    Rows<Real> rows;
+    if (traits_.has_transform) {
+      q_tangent_.copy(tangents_.side().x, place.rows);
+      rows = q_tangent_.rows;
+    } else {
+      rows = {d_.query.row(place.batch, source.query_head, place.query) + source.query_column,
+              place.rows, source.width, d_.query.strides().row};
+    }
+    q_tangent_.copy(rows, c_.plan.lanes, c_.row_factor());
   }
 
   void run_tile(const VisitingOrder::Visit& visit, Index t, const PanelTile& tile) {
     const TilePlace& at = tile.at;
     const auto part = [&](const LaneTile<Real>& of) { return of.part(0, at.keys); };
-    marked_ = false;
+    products_.begin(panel_, tile);
     score_tile(tile);
     pulls(tile);
     weigh(at);
@@ -205,17 +183,18 @@ class HvpWorker {
       add_bias(at);
     }
     if (!c_.plain())
-      hvps_.scores_vjp(panel_.query[0].score_tile(at, part(dots_), {}),
-                       tangents_.tangent_tile(at, {}, part(dot_tangents_)),
-                       queries_.back({part(dscores_), part(dscore_tangents_)},
-                                     hides(tile) ? marks(tile) : LaneTile<Real>{}, key_lanes_,
-                                     key_tangent_lanes_, positions_));
+      hvps_.scores_vjp(
+          panel_.query[0].score_tile(at, part(dots_), {}),
+          tangents_.tangent_tile(at, {}, part(dot_tangents_)),
+          queries_.back({part(dscores_), part(dscore_tangents_)}, products_.marks_if_hidden(),
+                        key_lanes_, key_tangent_lanes_, positions_));
     // dQ. = D. K + D K.
     const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
     const MovingLanes<Real>& dq = queries_.dq();
-    add_lanes(keys, tile, dscore_tangents_, dq.tangent);
-    if (tangents_.keys_move()) add_lanes(tangents_.key_tangents(at), tile, dscores_, dq.tangent);
-    if (traits_.has_transform) add_lanes(keys, tile, dscores_, dq.value);
+    products_.add_lanes(keys, dscore_tangents_, dq.tangent);
+    if (tangents_.keys_move())
+      products_.add_lanes(tangents_.key_tangents(at), dscores_, dq.tangent);
+    if (traits_.has_transform) products_.add_lanes(keys, dscores_, dq.value);
     wait(visit, t);
     if (!c_.plain()) {
       add_key_features(at, key_lanes_, s_.dfeatures);
@@ -224,19 +203,19 @@ class HvpWorker {
     // dK. = D.^T Q + D^T Q.
     const Source& source = panel_.query[0].source();
     if (const auto to = s_.key_tangent_rows(c_, at, source); to.data) {
-      add_rows(dscore_tangents_, tile, q_, to.data, to.stride);
-      if (q_tangent_.given) add_rows(dscores_, tile, q_tangent_, to.data, to.stride);
+      add_rows(dscore_tangents_, q_, to.data, to.stride);
+      if (q_tangent_.given()) add_rows(dscores_, q_tangent_, to.data, to.stride);
     }
     if (traits_.has_transform) {
       const auto to = s_.key_rows(c_, at, 0, source);
-      add_rows(dscores_, tile, q_, to.data, to.stride);
+      add_rows(dscores_, q_, to.data, to.stride);
     }
     // dV. = w.^T dO + w^T dO.
     if (s_.grads.value.given()) {
       Real* to = s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
       const Index stride = s_.grads.value.strides().row;
-      add_rows(weight_tangents_, tile, do_, to, stride);
-      if (do_tangent_.given) add_rows(weights_, tile, do_tangent_, to, stride);
+      add_rows(weight_tangents_, do_, to, stride);
+      if (do_tangent_.given()) add_rows(weights_, do_tangent_, to, stride);
     }
   }
 
@@ -262,24 +241,13 @@ class HvpWorker {
   void pulls(const PanelTile& tile) {
     const TilePlace& at = tile.at;
     const Rows<Real> values = panel_.values(at);
-    product<Store::overwrite>(at, values, dout_, dscores_);
-    product<Store::overwrite>(at, values, dout_tangent_, pull_tangents_);
+    tile_dots(at, c_.plan.vectors, values, dout_, dscores_);
+    tile_dots(at, c_.plan.vectors, values, dout_tangent_, pull_tangents_);
     if (d_.value.given())
-      product<Store::add>(at,
-                          {d_.value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
-                           c_.geometry.dim_v, d_.value.strides().row},
-                          dout_, pull_tangents_);
-  }
-  template <Store store>
-  void product(const TilePlace& at, const Rows<Real>& rows, const LaneTile<Real>& lanes,
-               const LaneTile<Real>& out) const {
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.lanes_of(lanes), to = strip.of(out);
-      panel_gemm<store>(own.count, own.columns, strip.vectors,
-                        Broadcast<Real>{own.data, own.stride, 1}, of.data, of.lanes, to.data,
-                        to.lanes);
-    });
+      tile_dots<Store::add>(at, c_.plan.vectors,
+                            {d_.value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
+                             c_.geometry.dim_v, d_.value.strides().row},
+                            dout_, pull_tangents_);
   }
 
   // Scores and their tangents become w and w., X and X. become g and g.
@@ -315,47 +283,9 @@ class HvpWorker {
     }
   }
 
-  // Lanes beyond the last query count as hidden.
-  [[nodiscard]] bool hides(const PanelTile& tile) const {
-    return tile.kind == TileKind::partial || c_.mask.has_bias();
-  }
-  [[nodiscard]] LaneTile<Real> marks(const PanelTile& tile) {
-    const LaneTile<Real> own = marks_.part(0, tile.at.keys);
-    if (!marked_) panel_.mark_hidden(tile.at, tile.kind, own);
-    marked_ = true;
-    return own;
-  }
-
-  // out[column][lane] += sum over keys of rows[key][column] * weights[key][lane]
-  void add_lanes(const Rows<Real>& rows, const PanelTile& tile, const LaneTile<Real>& weights,
-                 const LaneTile<Real>& out) {
-    const bool plainly = !hides(tile) || all_finite(rows);
-    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks(tile);
-    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
-      if (plainly)
-        add_lane_product(own, of, strip.vectors, tile.at.rows, to);
-      else
-        add_lane_product_guarded(own, of, strip.of(hidden), strip.vectors, tile.at.rows, to, copy_);
-    });
-  }
-  // to[key] += sum over lanes of weights[key][lane] * rows[lane]
-  void add_rows(const LaneTile<Real>& weights, const PanelTile& tile, const RowPair& pair, Real* to,
-                Index stride) {
-    const bool plainly = finite_ || !hides(tile);
-    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks(tile);
-    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
-      const Index first = strip.first_vector * kLanes<Real>;
-      const Index count = std::min<Index>(strip.vectors * kLanes<Real>, pair.rows.count - first);
-      const LaneTile<Real> own = strip.of(weights);
-      Real* out = to + strip.keys.begin * stride;
-      if (plainly)
-        add_row_product(own, pair.rows.part(first, count), out, stride);
-      else
-        add_row_product_guarded(own, strip.of(hidden), pair.rows.part(first, count),
-                                pair.clean.part(first, count), out, stride);
-    });
+  // to[key] += sum over lanes of weights[key][lane] of[lane]
+  void add_rows(const LaneTile<Real>& weights, const PanelRows<Real>& of, Real* to, Index stride) {
+    products_.add_rows(weights, of, finite_ || !products_.hides(), to, stride);
   }
 
   void add_bias(const TilePlace& at) const {
@@ -383,13 +313,13 @@ class HvpWorker {
   void multiply_table() {
     std::fill(dtable_, dtable_ + table_size(), Real(0));
     const MovingLanes<Real> table = queries_.table();
-    const auto add = [&](const LaneTile<Real>& dg, const RowPair& of) {
+    const auto add = [&](const LaneTile<Real>& dg, const PanelRows<Real>& of) {
       const Rows<Real>& rows = finite_ ? of.rows : of.clean;
       gemm_add(dg.rows, rows.count, rows.columns, Broadcast<Real>{dg.data, dg.lanes, 1}, rows.data,
                rows.stride, dtable_, c_.geometry.dim_qk);
     };
     add(table.tangent, q_);
-    if (q_tangent_.given) add(table.value, q_tangent_);
+    if (q_tangent_.given()) add(table.value, q_tangent_);
   }
 
   const Context& c_;
@@ -404,17 +334,17 @@ class HvpWorker {
   QueryTangents<Real> tangents_;
   MovingQueryGradients<Real> queries_;
   LaneTile<Real> states_;
+  PanelProducts<Real> products_;
   PositionSums<Real> positions_;
   LaneTile<Real> dots_, dot_tangents_, weights_, weight_tangents_, dscores_, dscore_tangents_,
-      pull_tangents_, marks_;                 // [tile][lanes]
+      pull_tangents_;                         // [tile][lanes]
   LaneTile<Real> dout_, dout_tangent_, out_;  // [dim_v][lanes]
   LaneTile<Real> delta_, delta_tangent_, lse_tangent_,
       pulled_;  // [1][lanes]; nobody reads what is pulled
-  RowPair q_, q_tangent_, do_, do_tangent_;
-  Real *transposed_, *top_, *copy_, *key_lanes_, *key_tangent_lanes_;
-  Real* dtable_;         // [table_rows][dim_qk], tangents of the gradient of a table by distance
-  bool finite_ = true;   // are all rows of the panel?
-  bool marked_ = false;  // are the marks those of the tile at hand?
+  PanelRows<Real> q_, q_tangent_, do_, do_tangent_;
+  Real *transposed_, *top_, *key_lanes_, *key_tangent_lanes_;
+  Real* dtable_;        // [table_rows][dim_qk], tangents of the gradient of a table by distance
+  bool finite_ = true;  // are all rows of the panel?
 };
 
 // A checked call.

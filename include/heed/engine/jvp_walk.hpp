@@ -15,10 +15,9 @@
 //
 // Memory  per worker as in backward; O(len) for the tangents of side values, and for readouts.
 
-#include <heed/core/fixed_list.hpp>
-#include <heed/engine/queries.hpp>
+#include <heed/engine/group.hpp>
+#include <heed/engine/panel_products.hpp>
 #include <heed/engine/tangents.hpp>
-#include <heed/engine/tile/products.hpp>
 
 #include <algorithm>
 #include <array>
@@ -54,14 +53,12 @@ struct JvpPanel {
   LaneTile<Real> states;                    // of streaming normalisers, [number][lanes]
   LaneTile<Real> lse_tangent;  // [map][lanes]; of streaming normalisers U until the last key
   std::array<LaneTile<Real>, kMostMaps> row_tangents;  // of row normalisers, [len_kv][lanes] each
+  RowBlock<Real> block;                                // likewise
 
   JvpPanel(const CallContext<Real>& c, const TangentOperands<Real>& d,
            const KeyTangents<Real>& keys, Scratch<Real>& scratch)
       : panel(c, scratch, false), tangents(c.op.maps()) {
-    const Index lanes = c.plan.lanes;
-    const auto take = [&](Index rows) {
-      return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
-    };
+    const auto take = [&](Index rows) { return take_lanes(scratch, rows, c.plan.lanes); };
     for (const QuerySide<Real>& side : panel.query) tangents.emplace(c, d, keys, side, scratch);
     mixed = take(c.geometry.dim_v);
     mixed_tangent = take(c.geometry.dim_v);
@@ -89,18 +86,17 @@ class JvpWorker {
         d_(d),
         to_(to),
         rows_(rows),
-        panels_(c.plan.group) {
+        group_(c),
+        products_(c, scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c, d, keys, scratch);
+    const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
+    for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c, d, keys, scratch);
     dots_ = take(tile);
     scores_ = take(tile);
     tangents_ = take(tile);
-    marks_ = take(tile);
     projected_ = take(c.keys.needs().rank > 0 ? tile : 0);
     projected_tangents_ = take(c.keys.needs().rank > 0 ? tile : 0);
     transposed_ = scratch.take(d.bias.given() ? tile * lanes : 0);
-    copy_ = scratch.take(tile * c.geometry.dim_v);
     top_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
     extra_tangents_ = take(traits_.uses_extra ? 1 : 0);
@@ -113,11 +109,9 @@ class JvpWorker {
 
   // All rows of a group of panels of one head.
   void run(Index b, Index h, Index group) {
-    const Index first = group * c_.plan.group;
-    active_ = std::min(c_.plan.group, c_.plan.panels - first);
-    for (Index i = 0; i < active_; ++i) {
-      My& my = panels_[std::size_t(i)];
-      my.panel.move_to(b, h, first + i);
+    products_.forget();
+    group_.move_to(b, h, 1, group);
+    for (My& my : group_.active()) {
       my.panel.load_queries();
       for (auto& tangents : my.tangents) tangents.load(my.panel.place);
       for (const auto& sums : {my.mixed, my.mixed_tangent, my.lse_tangent}) sums.fill(Real(0));
@@ -126,7 +120,7 @@ class JvpWorker {
       mix_streaming();
     else
       mix_rows();
-    for_active([&](My& my) { write(my); });
+    for (My& my : group_.active()) write(my);
   }
 
  private:
@@ -134,25 +128,6 @@ class JvpWorker {
   using P = Pack<Real>;
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
-  template <class Body>
-  void for_active(Body&& body) {
-    for (Index i = 0; i < active_; ++i) body(panels_[std::size_t(i)]);
-  }
-  // body(my, tile), part of a tile by part, for all panels that see it; empty(my, tile) for the others.
-  template <class Body, class Empty>
-  void for_tiles(Body&& body, Empty&& empty) {
-    const KeyRange core = core_keys(panels_, active_);
-    for (Index t = 0; t < c_.plan.tiles; ++t)
-      for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
-        for_active([&](My& my) {
-          const PanelTile tile = my.panel.tile(keys);
-          if (tile.kind == TileKind::empty)
-            empty(my, tile);
-          else
-            body(my, tile);
-        });
-      });
-  }
   // Is the state found on the way, for want of that of an earlier forward?
   [[nodiscard]] bool finds_state() const { return to_.saved == nullptr; }
   // Is mixed out, which is known?
@@ -165,40 +140,30 @@ class JvpWorker {
     const auto& side = my.panel.query[std::size_t(m)];
     const auto& moving = my.tangents[std::size_t(m)];
     moving.dots(at, tangents, projected_tangents_);
-    if (c_.plain()) {
-      side.tile_scores(at, tile.kind, scores, projected_, top);
-    } else {
-      side.dots(at, dots_);
-      side.projected_dots(at, projected_);
-      side.scores(at, tile.kind, dots_, projected_, scores, top);
-    }
+    side.tile_scores(at, tile.kind, dots_, projected_, scores, top);
     moving.scores(at, dots_, projected_, projected_tangents_, tangents, transposed_);
   }
 
   // Invariant, behind each tile: over the keys j so far, with w as the state has it,
   //   mixed = sum w_j v_j (unless it is known),  mixed. = sum (A_j s_j.) v_j + w_j v_j.,  lse_tangent = sum B_j s_j.
   void mix_streaming() {
-    for_active([&](My& my) {
-      for (int v = 0; v < c_.plan.vectors; ++v)
-        c_.op.normaliser.begin(my.panel.queries(v), v, my.states);
-      for (Index n = 0; n < traits_.state_numbers && !finds_state(); ++n)
-        std::copy_n(to_.saved->state.data() + my.panel.first_row() + n * c_.geometry.query_rows(),
-                    my.panel.place.rows, my.states.row(n));
-    });
-    for_tiles(
-        [&](My& my, const PanelTile& tile) {
-          const LaneTile<Real> scores = scores_.part(0, tile.at.keys),
-                               tangents = tangents_.part(0, tile.at.keys);
-          std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
-          score_tile(my, 0, tile, scores, tangents, top_);
-          if (finds_state() && c_.op.normaliser.move(my.states, top_, rescale_, c_.plan.vectors))
-            scale_sums(my);
-          jvps_.normaliser.weigh(scores, tangents, tile.at, c_.plan.vectors, my.states,
-                                 finds_state(), my.lse_tangent.row(0));
-          mix_tile(my, tile, scores, tangents);
-        },
-        [](My&, const PanelTile&) {});
-    for_active([&](My& my) { finish(my); });
+    for (My& my : group_.active()) my.panel.load_states(my.states, to_.saved);
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      group_.for_tile(t, [&](My& my, const PanelTile& tile) {
+        if (tile.kind != TileKind::empty) mix_streaming(my, tile);
+      });
+    for (My& my : group_.active()) finish(my);
+  }
+  void mix_streaming(My& my, const PanelTile& tile) {
+    const LaneTile<Real> scores = scores_.part(0, tile.at.keys),
+                         tangents = tangents_.part(0, tile.at.keys);
+    std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
+    score_tile(my, 0, tile, scores, tangents, top_);
+    if (finds_state() && c_.op.normaliser.move(my.states, top_, rescale_, c_.plan.vectors))
+      scale_sums(my);
+    jvps_.normaliser.weigh(scores, tangents, tile.at, c_.plan.vectors, my.states, finds_state(),
+                           my.lse_tangent.row(0));
+    mix_tile(my, tile, scores, tangents);
   }
   // What was added up, times rescale_.
   void scale_sums(My& my) {
@@ -214,44 +179,25 @@ class JvpWorker {
     const TilePlace& at = tile.at;
     my.panel.dropout.drop(weights, at);
     my.panel.dropout.drop(tangents, at);
-    const Index kv = c_.geometry.kv_head(at.head);
+    products_.begin(my.panel, tile);
     const Rows<Real> values = my.panel.values(at);
-    if (!knows_mixed()) add_product(my, tile, values, weights, my.mixed);
-    add_product(my, tile, values, tangents, my.mixed_tangent);
+    if (!knows_mixed()) products_.add_lanes(values, weights, my.mixed);
+    products_.add_lanes(values, tangents, my.mixed_tangent);
     if (d_.value.given())
-      add_product(
-          my, tile,
-          {d_.value.row(at.batch, kv, at.key), at.keys, c_.geometry.dim_v, d_.value.strides().row},
-          weights, my.mixed_tangent);
-  }
-  void add_product(My& my, const PanelTile& tile, const Rows<Real>& rows,
-                   const LaneTile<Real>& weights, const LaneTile<Real>& sums) {
-    const TilePlace& at = tile.at;
-    const bool plainly = !tile.hides_pairs || all_finite(rows);
-    const LaneTile<Real> marks = marks_.part(0, at.keys);
-    if (!plainly) my.panel.mark_hidden(at, tile.kind, marks);
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(sums);
-      if (plainly)
-        add_lane_product(own, of, strip.vectors, at.rows, to);
-      else
-        add_lane_product_guarded(own, of, strip.of(marks), strip.vectors, at.rows, to, copy_);
-    });
+      products_.add_lanes({d_.value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
+                           c_.geometry.dim_v, d_.value.strides().row},
+                          weights, my.mixed_tangent);
   }
 
   // All keys are seen.
   void finish(My& my) {
-    Real* sums = my.states.row(0);
-    if (finds_state() && traits_.needs_weight)
-      for (Index i = 0; i < my.panel.place.rows; ++i)
-        if (sums[i] == Real(0) && my.panel.sees_any(i)) sums[i] = kNan;
+    if (finds_state()) my.panel.require_weight(my.states);
     c_.op.normaliser.finish(my.states, c_.plan.vectors, rescale_, my.panel.lse.row(0));
     if (finds_state())
       scale_sums(my);
     else if (knows_mixed())
-      load_rows(my, to_.known_out, my.mixed);
-    load_input_tangents(my);
+      pack_rows(to_.known_out, my.panel.place, my.mixed);
+    pack_input_rows(d_.part_inputs.normaliser_query, c_.geometry, my.panel.place, input_tangents_);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       Real* const pulled_lanes = my.lse_tangent.row(0) + v * kLanes<Real>;
       jvps_.normaliser.pull(my.panel.queries(v, input_slopes_), v, my.states, input_tangents_,
@@ -263,46 +209,33 @@ class JvpWorker {
             col, v, mul_add(pulled, my.mixed.load(col, v), my.mixed_tangent.load(col, v)));
     }
   }
-  void load_input_tangents(const My& my) const {
-    const TilePlace& place = my.panel.place;
-    load_inputs(d_.part_inputs.normaliser_query, c_.geometry,
-                {place.batch, place.head, place.query, place.rows}, input_tangents_);
-  }
-  void load_rows(const My& my, const TensorView<const Real>& view, const LaneTile<Real>& to) const {
-    const TilePlace& place = my.panel.place;
-    pack_lanes(view.row(place.batch, place.head, place.query), view.strides().row, place.rows,
-               to.rows, to.data, to.lanes);
-  }
 
   // All tiles: scores and tangents of whole rows; once: both become weights and theirs; all tiles: the products.
   void mix_rows() {
-    std::vector<RowBlock<Real>> blocks;
-    for_active([&](My& my) { blocks.push_back(my.panel.row_block()); });
-    const auto part = [](const My& my, const LaneTile<Real>& row, const TilePlace& at) {
-      return row.part(at.key - my.panel.seen_by_any.begin, at.keys);
-    };
-    for_tiles(
-        [&](My& my, const PanelTile& tile) {
-          for (std::size_t m = 0; m < std::size_t(maps_); ++m)
-            score_tile(my, int(m), tile, part(my, my.panel.rows.scores[m], tile.at),
-                       part(my, my.row_tangents[m], tile.at), my.panel.rows.max[m]);
-        },
-        [&](My& my, const PanelTile& tile) {
-          for (std::size_t m = 0; m < std::size_t(maps_); ++m)
-            part(my, my.panel.rows.scores[m], tile.at).fill(-kInfinity<Real>);
-        });
-    std::size_t n = 0;
-    for_active([&](My& my) { weigh_rows(my, blocks[n++]); });
-    for_tiles(
-        [&](My& my, const PanelTile& tile) {
-          mix_tile(my, tile, part(my, my.panel.rows.scores[0], tile.at),
-                   part(my, my.row_tangents[0], tile.at));
-        },
-        [](My&, const PanelTile&) {});
+    for (My& my : group_.active()) my.block = my.panel.row_block();
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      group_.for_tile(t, [&](My& my, const PanelTile& tile) {
+        for (std::size_t m = 0; m < std::size_t(maps_); ++m) {
+          const LaneTile<Real> scores = my.panel.part_of(my.panel.rows.scores[m], tile.at);
+          if (tile.kind == TileKind::empty)
+            scores.fill(-kInfinity<Real>);
+          else
+            score_tile(my, int(m), tile, scores, my.panel.part_of(my.row_tangents[m], tile.at),
+                       my.panel.rows.max[m]);
+        }
+      });
+    for (My& my : group_.active()) weigh_rows(my);
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      group_.for_tile(t, [&](My& my, const PanelTile& tile) {
+        if (tile.kind != TileKind::empty)
+          mix_tile(my, tile, my.panel.part_of(my.panel.rows.scores[0], tile.at),
+                   my.panel.part_of(my.row_tangents[0], tile.at));
+      });
   }
   // Rows of scores become rows of weights, and likewise their tangents.
-  void weigh_rows(My& my, RowBlock<Real>& block) {
+  void weigh_rows(My& my) {
     const TilePlace& place = my.panel.place;
+    RowBlock<Real>& block = my.block;
     const ReadoutPanel<Real> own = my.panel.readout.load(place, my.mixed);
     block.extra = own.extra.data;
     block.query = own.query;
@@ -311,9 +244,9 @@ class JvpWorker {
       moved.scores[m] = my.row_tangents[m].part(0, my.panel.seen_by_any.size());
       moved.lse[m] = my.lse_tangent.row(Index(m));
     }
-    load_rows_or_zeros(my, d_.extra, extra_tangents_);
-    load_rows_or_zeros(my, d_.query, query_tangents_);
-    load_input_tangents(my);
+    pack_rows(d_.extra, place, extra_tangents_);
+    pack_rows(d_.query, place, query_tangents_);
+    pack_input_rows(d_.part_inputs.normaliser_query, c_.geometry, place, input_tangents_);
     moved.extra = extra_tangents_.data;
     moved.query = query_tangents_.constant();
     moved.query_inputs = input_tangents_.constant();
@@ -326,33 +259,21 @@ class JvpWorker {
           keys.strides().row};
     jvps_.normaliser.weights(block, moved);
     for (Index i = 0; i < place.rows; ++i)
-      if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i))
+      if (my.panel.is_nan_row(i))
         for (int m = 0; m < maps_; ++m) my.panel.lse.row(m)[i] = my.lse_tangent.row(m)[i] = kNan;
-  }
-  void load_rows_or_zeros(const My& my, const TensorView<const Real>& view,
-                          const LaneTile<Real>& to) const {
-    if (to.rows > 0 && view.given())
-      load_rows(my, view, to);
-    else
-      to.fill(Real(0));
   }
   void write(My& my) {
     const TilePlace& place = my.panel.place;
     if (!traits_.streams)
       for (Index i = 0; i < place.rows; ++i)
-        if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i))
+        if (my.panel.is_nan_row(i))
           for (const auto& rows : {my.mixed, my.mixed_tangent})
             for (Index col = 0; col < rows.rows; ++col) rows.row(col)[i] = kNan;
-    const auto unpack = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
-      if (to.given())
-        unpack_lanes(from.data, from.lanes, place.rows, from.rows,
-                     to.row(place.batch, place.head, place.query), to.strides().row);
-    };
-    unpack(my.panel.lse, to_.lse);
-    unpack(my.lse_tangent, to_.lse_tangent);
+    unpack_rows(my.panel.lse, place, to_.lse);
+    unpack_rows(my.lse_tangent, place, to_.lse_tangent);
     if (readout_.identity) {
-      unpack(my.mixed, to_.out);
-      unpack(my.mixed_tangent, to_.out_tangent);
+      unpack_rows(my.mixed, place, to_.out);
+      unpack_rows(my.mixed_tangent, place, to_.out_tangent);
     } else {
       const Index dim = c_.geometry.dim_v, first = my.panel.first_row();
       const auto keep = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
@@ -376,13 +297,13 @@ class JvpWorker {
   TangentOperands<Real> d_;
   JvpOutputs<Real> to_;
   ReadoutRows<Real>& rows_;
-  FixedList<My> panels_;
-  Index active_ = 0;
-  LaneTile<Real> dots_, scores_, tangents_, marks_, projected_, projected_tangents_,
-      extra_tangents_, query_tangents_;
+  PanelGroup<Real, My> group_;
+  PanelProducts<Real> products_;
+  LaneTile<Real> dots_, scores_, tangents_, projected_, projected_tangents_, extra_tangents_,
+      query_tangents_;
   LaneTile<Real> input_tangents_, input_slopes_;  // of numbers of queries' tokens (normaliser)
   Real* no_key_inputs_;                           // zeros, where such numbers of keys hold still
-  Real *transposed_, *copy_, *top_, *rescale_;
+  Real *transposed_, *top_, *rescale_;
 };
 
 // Rows and their tangents through the readout, all at once: a readout may look at all rows of a call.

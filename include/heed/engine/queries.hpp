@@ -6,16 +6,19 @@
 
 #include <heed/core/fixed_list.hpp>
 #include <heed/engine/tile/dropout.hpp>
+#include <heed/engine/tile/panel_rows.hpp>
 #include <heed/engine/tile/scores.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Numbers of the tokens of a panel's queries.
+// Numbers of the tokens of a panel's queries; zeros where none are given.
 template <class Real>
 void pack_input_rows(const TensorView<const Real>& from, const Geometry& g, const TilePlace& place,
                      const LaneTile<Real>& to) {
+  if (to.rows == 0) return;
+  if (!from.given()) return to.fill(Real(0));
   pack_lanes(input_row(from, g, place.batch, place.head, place.query), from.strides().row,
              place.rows, to.rows, to.data, to.lanes);
 }
@@ -28,9 +31,7 @@ class PanelReadout {
     const Geometry& g = c.geometry;
     const ReadoutTraits& readout = c.op.readout.traits;
     const Index lanes = c.plan.lanes;
-    const auto take = [&](Index rows) {
-      return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
-    };
+    const auto take = [&](Index rows) { return take_lanes(scratch, rows, lanes); };
     query_ = take(c.op.own_query_dim(g));
     own_key_ = take(c.op.own_row_dim(g.dim_qk));
     own_value_ = take(c.op.own_row_dim(g.dim_v));
@@ -43,19 +44,13 @@ class PanelReadout {
 
   // Transposes what the readout reads of the panel's own rows.
   [[nodiscard]] ReadoutPanel<Real> load(const TilePlace& place, const LaneTile<Real>& tile) const {
-    const auto fetch = [&](const TensorView<const Real>& view, Index head,
-                           const LaneTile<Real>& lanes) {
-      if (lanes.rows > 0)
-        pack_lanes(view.row(place.batch, head, place.query), view.strides().row, place.rows,
-                   lanes.rows, lanes.data, lanes.lanes);
-    };
-    const Index kv = c_.geometry.kv_head(place.head);
-    fetch(c_.in.query, place.head, query_);
-    fetch(c_.key, kv, own_key_);
-    fetch(c_.value, kv, own_value_);
-    fetch(c_.in.extra, place.head, extra_);
-    if (inputs_.rows > 0)
-      pack_input_rows(c_.in.part_inputs.readout_query, c_.geometry, place, inputs_);
+    TilePlace own = place;
+    own.head = c_.geometry.kv_head(place.head);
+    pack_rows(c_.in.query, place, query_);
+    pack_rows(c_.key, own, own_key_);
+    pack_rows(c_.value, own, own_value_);
+    pack_rows(c_.in.extra, place, extra_);
+    pack_input_rows(c_.in.part_inputs.readout_query, c_.geometry, place, inputs_);
     ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
     panel.batch = place.batch;
@@ -147,17 +142,6 @@ inline void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& c
   if (to < tile.end) body(KeyRange{to, tile.end});
 }
 
-// Keys that every query of these panels sees.
-template <class Panels>
-[[nodiscard]] KeyRange core_keys(const Panels& panels, Index count) {
-  KeyRange all = panels[0].panel.seen_by_all;
-  for (Index i = 1; i < count; ++i) {
-    const KeyRange& own = panels[std::size_t(i)].panel.seen_by_all;
-    all = {std::max(all.begin, own.begin), std::min(all.end, own.end)};
-  }
-  return all;
-}
-
 template <class Real>
 class Panel {
  public:
@@ -205,8 +189,7 @@ class Panel {
   }
   void load_queries() {
     for (QuerySide<Real>& side : query) side.load(place.batch, place.head, place.query, place.rows);
-    if (inputs_.rows > 0)
-      pack_input_rows(c_.in.part_inputs.normaliser_query, c_.geometry, place, inputs_);
+    pack_input_rows(c_.in.part_inputs.normaliser_query, c_.geometry, place, inputs_);
   }
 
   // Vector v of the panel, as a streaming normaliser sees its queries. dinputs: where gradients of the numbers of their
@@ -223,6 +206,19 @@ class Panel {
       of.vector = v;
     }
     return of;
+  }
+  // The states of a streaming normaliser before the first key, or those that forward has saved, [number][lanes].
+  void load_states(const LaneTile<Real>& states, const Saved<Real>* saved) const {
+    for (int v = 0; v < c_.plan.vectors; ++v) c_.op.normaliser.begin(queries(v), v, states);
+    for (Index n = 0; n < states.rows && saved; ++n)
+      std::copy_n(saved->state.data() + first_row() + n * c_.geometry.query_rows(), place.rows,
+                  states.row(n));
+  }
+  // All keys are seen: sums of 0 become NaN where a query saw keys and the normaliser needs a weight.
+  void require_weight(const LaneTile<Real>& states) const {
+    Real* sums = states.row(0);
+    for (Index i = 0; i < place.rows && traits_.needs_weight; ++i)
+      if (sums[i] == Real(0) && sees_any(i)) sums[i] = std::numeric_limits<Real>::quiet_NaN();
   }
   // Position of the first query in arrays over (batch, head, query).
   [[nodiscard]] Index first_row() const {
@@ -260,6 +256,8 @@ class Panel {
   [[nodiscard]] bool sees_any(Index i) const {
     return c_.mask.sees_any(place.batch, place.head, place.query + i);
   }
+  // Is query i NaN, whose row a row normaliser weighs: all visible scores of a map are -infinity or NaN?
+  [[nodiscard]] bool is_nan_row(Index i) const { return rows.saw_nothing(i) && sees_any(i); }
   [[nodiscard]] bool sees(Index i, Index key) const {
     return c_.mask.visible(place.batch, place.head, place.query + i, key);
   }
@@ -277,6 +275,10 @@ class Panel {
     if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
   }
 
+  // The part of whole rows over the keys that the panel sees which a tile has.
+  [[nodiscard]] LaneTile<Real> part_of(const LaneTile<Real>& row, const TilePlace& at) const {
+    return row.part(at.key - seen_by_any.begin, at.keys);
+  }
   // Whole rows over the keys that the panel sees, with no score in them yet.
   [[nodiscard]] RowBlock<Real> row_block() const {
     RowBlock<Real> block;

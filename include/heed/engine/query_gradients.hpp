@@ -5,7 +5,7 @@
 // panel is done; what it shares with other panels (dK, dV, bias, side values) is added behind
 // turnstiles, in a fixed order.
 
-#include <heed/engine/queries.hpp>
+#include <heed/engine/panel_products.hpp>
 #include <heed/engine/visiting_order.hpp>
 
 namespace heed {
@@ -25,7 +25,7 @@ struct QueryGrad {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     const auto& needs = c.keys.needs();
     const ScoreTraits& score = c.op.score.traits;
-    const auto rows = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    const auto rows = [&](Index n) { return take_lanes(scratch, n, lanes); };
     QueryGrad grad;
     grad.dq = rows(width);
     grad.features = rows(score.query_features);
@@ -50,10 +50,9 @@ template <class Real>
 struct TileScratch {
   Real *weights, *dscores;  // [group][tile][lanes], of streaming normalisers
   Real *q, *dout;  // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
-  LaneTile<Real> marks, projected, dprojected;
-  Real* projected_rows;  // finite copy of the panel's projected rows
-  Real* copy;            // finite copy of a tile of keys or values
-  Real* key_lanes;       // see ScoreBack
+  LaneTile<Real> projected, dprojected;
+  Real* key_lanes;  // see ScoreBack
+  PanelProducts<Real> products;
   // Where precision is mixed: the tile's weights and dscores by columns, [tile][group * lanes / 2], and q and dout by
   // rows, [group * lanes / 2][whole vectors].
   BfloatPair *paired_weights, *paired_dscores, *paired_q, *paired_dout;
@@ -61,20 +60,17 @@ struct TileScratch {
   PositionSums<Real> positions;
 
   TileScratch(const CallContext<Real>& c, Scratch<Real>& scratch)
-      : positions(c.keys.positions(), scratch) {
+      : products(c, scratch), positions(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
-    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
     const Index queries = c.plan.group * lanes;
     const Index sums = c.op.streams() ? queries * tile : 0;
     weights = scratch.take(sums);
     dscores = scratch.take(sums);
     q = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_qk));
     dout = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_v));
-    marks = take(tile);
     projected = take(rank > 0 ? tile : 0);
     dprojected = take(rank > 0 ? tile : 0);
-    projected_rows = scratch.take(lanes * whole_vectors<Real>(rank));
-    copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
     key_lanes = scratch.take(c.op.score.traits.key_features * tile * kLanes<Real>);
     const auto take_pairs_of_queries = [&](Index columns) {
       return take_pairs(scratch, c.pair_products, queries / 2 * columns);
@@ -110,21 +106,23 @@ class PanelGradients {
     const Geometry& g = c.geometry;
     const TokenColumns& columns = c.op.columns;
     const Index lanes = c.plan.lanes;
-    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
     const auto take_rows = [&](Index width) {
       return scratch.take(lanes * whole_vectors<Real>(width));
     };
     for (Map& map : maps_) {
+      const bool first = &map == maps_.data();
       map.grad = QueryGrad<Real>::take(c, scratch);
-      map.q_memory = &map == maps_.data() ? nullptr : take_rows(g.dim_qk);
-      map.clean_memory = take_rows(g.dim_qk);
-      map.projected = take_rows(c.keys.needs().rank);
-      map.pairs = &map == maps_.data() ? nullptr
-                                       : take_pairs(scratch, c.pair_products,
-                                                    lanes / 2 * whole_vectors<Real>(g.dim_qk));
+      map.q.memory = first ? nullptr : take_rows(g.dim_qk);
+      map.q.clean_memory = take_rows(g.dim_qk);
+      map.projected.memory = take_rows(c.keys.needs().rank);
+      map.projected.clean_memory = take_rows(c.keys.needs().rank);
+      map.pairs =
+          first ? nullptr
+                : take_pairs(scratch, c.pair_products, lanes / 2 * whole_vectors<Real>(g.dim_qk));
     }
-    dout_memory_ = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
-    dout_clean_memory_ = take_rows(g.dim_v);
+    dout_.memory = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
+    dout_.clean_memory = take_rows(g.dim_v);
     dextra_ = take(c.op.extra_dim(g));
     dreadout_inputs_ = take(columns.readout_query.count);
     dnormaliser_inputs_ = take(columns.normaliser_query.count);
@@ -168,15 +166,12 @@ class PanelGradients {
 
   // dL/dmixed, [dim_v][lanes]: the rows that are summed into dV.
   void take_output_gradient(const LaneTile<Real>& dmixed) {
-    const Index dim = dmixed.rows, rows = panel_.place.rows;
-    dout_ = {dout_memory_, rows, dim, whole_vectors<Real>(dim)};
-    std::fill(dout_memory_, dout_memory_ + c_.plan.lanes * whole_vectors<Real>(dim), Real(0));
-    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<Real>(dim));
+    dout_.copy(dmixed, panel_.place.rows);
     if (mixes()) return pair_output_gradient();
-    finite_ = finite_ && all_finite(dout_);
+    finite_ = finite_ && all_finite(dout_.rows);
     if (finite_) return;
-    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole_vectors<Real>(dim));
-    for (Map& map : maps_) map.clean = finite_copy(map.q, map.clean_memory, map.q.stride);
+    dout_.clean_up();
+    for (Map& map : maps_) map.q.clean_up();
   }
 
   // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
@@ -186,14 +181,14 @@ class PanelGradients {
   // Do the sums over queries need no guard against what hidden pairs hold? Pairs that are not finite are left out of
   // the products of all tiles alike.
   [[nodiscard]] bool sums_plainly(const PanelTile& tile) const {
-    return finite_ || !(hides(tile) || mixes());
+    return finite_ || !(tile.kind == TileKind::partial || c_.mask.has_bias() || mixes());
   }
 
   // together: the worker adds to dK and dV for all panels of the group.
   void add(Index t, const PanelTile& tile, const WeighedTile& weighed, bool together) {
     const TilePlace& at = tile.at;
     const bool shares_bias = s_.grads.bias.given();
-    marked_ = false;
+    work_.products.begin(panel_, tile);
     if (shares_bias) {
       wait(t);
       for (int m = 0; m < maps(); ++m) add_bias_gradient(at, weighed.dscores[std::size_t(m)]);
@@ -201,18 +196,18 @@ class PanelGradients {
     for (int m = 0; m < maps(); ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<Real>& dscores = weighed.dscores[i];
-      const int key_gradients = c_.plain() ? 0 : chain_scores(m, tile, weighed.dots[i], dscores);
-      add_to_queries(m, tile, dscores);
+      const int key_gradients = c_.plain() ? 0 : chain_scores(m, at, weighed.dots[i], dscores);
+      add_to_queries(m, at, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_side_values(m, tile, key_gradients);
+      if (!c_.plain()) add_side_values(m, at, key_gradients);
       if (mixes()) pair_columns_of(dscores, work_.paired_dscores);
       if (!together) add_to_keys(m, tile, dscores);
     }
     if (dkey_inputs_.stride > 0) add_key_inputs(at);
     if (mixes()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (s_.grads.value.given() && !together)
-      add_rows_or_pairs(weighed.weights, tile, dout_, dout_clean_,
-                        piece_at(work_.paired_weights, first_pair()), paired_dout(),
+      add_rows_or_pairs(weighed.weights, tile, dout_, piece_at(work_.paired_weights, first_pair()),
+                        paired_dout(),
                         s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                         s_.grads.value.strides().row);
   }
@@ -223,14 +218,10 @@ class PanelGradients {
     const TilePlace& place = panel_.place;
     if (place.query / c_.plan.tile != t) return;
     wait(t);
-    const Index kv = c_.geometry.kv_head(place.head);
-    const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
-      if (to.given())
-        add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
-                           to.row(place.batch, kv, place.query), to.strides().row);
-    };
-    add(down_key_, s_.grads.key);
-    add(down_value_, s_.grads.value);
+    TilePlace own = place;
+    own.head = c_.geometry.kv_head(place.head);
+    add_unpacked_rows(down_key_, own, s_.grads.key);
+    add_unpacked_rows(down_value_, own, s_.grads.value);
   }
 
   // After the last tile: gradients of the panel's rows but for query; adds those of the score's parameters to
@@ -239,10 +230,7 @@ class PanelGradients {
     for (int m = 0; m < maps(); ++m) finish_map(m, parameters);
     if (score_.has_table) add_table(table);
     const TilePlace& place = panel_.place;
-    if (s_.grads.extra.given() && dextra_.rows > 0)
-      unpack_lanes(dextra_.data, dextra_.lanes, place.rows, dextra_.rows,
-                   s_.grads.extra.row(place.batch, place.head, place.query),
-                   s_.grads.extra.strides().row);
+    unpack_rows(dextra_, place, s_.grads.extra);
     const auto keep = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
       if (from.rows == 0) return;
       unpack_lanes(from.data, from.lanes, place.rows, from.rows,
@@ -267,64 +255,36 @@ class PanelGradients {
       else
         unpack_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
     }
-    if (dquery_.rows > 0)
-      add_unpacked_lanes(dquery_.data, dquery_.lanes, place.rows, dquery_.rows,
-                         s_.grads.query.row(place.batch, place.head, place.query), stride);
+    add_unpacked_rows(dquery_, place, s_.grads.query);
   }
 
  private:
   // One score map.
   struct Map {
     QueryGrad<Real> grad;
-    Real *q_memory, *clean_memory;
-    Real* projected;      // the rows times the score's projection, times projected_factor()
-    Rows<Real> q, clean;  // the panel's rows, times the row factor; without non-finite numbers
-    BfloatPair* pairs;    // q by rows, where precision is mixed
+    PanelRows<Real> q;          // the panel's rows, times the row factor
+    PanelRows<Real> projected;  // the rows times the score's projection, times projected_factor()
+    BfloatPair* pairs;          // q by rows, where precision is mixed
   };
-
-  // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
-  [[nodiscard]] bool hides(const PanelTile& tile) const {
-    return tile.kind == TileKind::partial || c_.mask.has_bias();
-  }
-
-  // Marks of the tile at hand: -infinity where a pair is hidden, else 0.
-  [[nodiscard]] const LaneTile<Real>& marks(const PanelTile& tile) {
-    if (!marked_) panel_.mark_hidden(tile.at, tile.kind, work_.marks.part(0, tile.at.keys));
-    marked_ = true;
-    return work_.marks;
-  }
 
   // Where dscores stand for dL/d(factor q.k), rows and dQ carry the factor.
   [[nodiscard]] Real row_factor() const { return c_.row_factor(); }
   void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
 
-  // Padded row-major copy, times a factor; zeros behind the last row.
-  [[nodiscard]] Rows<Real> padded_copy(const Rows<Real>& from, Real factor, Real* memory) const {
-    const Index padded = whole_vectors<Real>(from.columns);
-    std::fill(memory + from.count * padded, memory + c_.plan.lanes * padded, Real(0));
-    for (Index r = 0; r < from.count; ++r)
-      for (Index col = 0; col < padded; ++col)
-        memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : Real(0);
-    return {memory, from.count, from.columns, padded};
-  }
-
   void copy_queries(int m) {
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
-    const Index width = side.source().width, rows = panel_.place.rows;
-    map.grad.clear(width, c_.keys.needs().any);
+    const Index padded = whole_vectors<Real>(side.source().width);
+    map.grad.clear(side.source().width, c_.keys.needs().any);
     // The rows of map 0 stand beside the rows of the other panels of the group.
-    if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
-    map.q = padded_copy(side.query_rows(), row_factor(), map.q_memory);
-    if (m == 0)
-      map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * whole_vectors<Real>(width));
-    const bool finite = mixes() ? pair_rows_of(map.q, map.pairs) : all_finite(map.q);
+    if (m == 0) {
+      map.q.memory = work_.q + index_ * c_.plan.lanes * padded;
+      map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * padded);
+    }
+    map.q.copy(side.query_rows(), c_.plan.lanes, row_factor());
+    const bool finite = mixes() ? pair_rows_of(map.q.rows, map.pairs) : all_finite(map.q.rows);
     finite_ = finite_ && finite;
-    const Index rank = c_.keys.needs().rank;
-    if (rank == 0) return;
-    std::fill(map.projected, map.projected + rows * whole_vectors<Real>(rank), Real(0));
-    unpack_lanes(side.projected().data, c_.plan.lanes, rows, rank, map.projected,
-                 whole_vectors<Real>(rank));
+    if (c_.keys.needs().rank > 0) map.projected.copy(side.projected(), panel_.place.rows);
   }
 
   // Pairs of padded rows. Returns whether their numbers are finite.
@@ -339,15 +299,18 @@ class PanelGradients {
   // Makes pairs of the output's gradient. Where a number of the panel is not finite, all of its pairs are cleared of such
   // numbers, which are added to what sees them afterwards.
   void pair_output_gradient() {
-    const bool finite = pair_rows_of(dout_, paired_dout());
+    const bool finite = pair_rows_of(dout_.rows, paired_dout());
     finite_ = finite_ && finite;
     if (finite_) return;
     const Index rows = c_.plan.lanes / 2;
-    c_.pair_products->clear(paired_dout(), dout_.stride, rows, dout_.stride);
-    for (Map& map : maps_) c_.pair_products->clear(map.pairs, map.q.stride, rows, map.q.stride);
+    const auto clear = [&](BfloatPair* pairs, Index stride) {
+      c_.pair_products->clear(pairs, stride, rows, stride);
+    };
+    clear(paired_dout(), dout_.rows.stride);
+    for (Map& map : maps_) clear(map.pairs, map.q.rows.stride);
   }
   [[nodiscard]] BfloatPair* paired_dout() const {
-    return piece_at(work_.paired_dout, index_ * c_.plan.lanes / 2 * dout_.stride);
+    return piece_at(work_.paired_dout, index_ * c_.plan.lanes / 2 * dout_.rows.stride);
   }
   // Pairs of a tile's lanes, beside those of the other panels of the group.
   [[nodiscard]] Index first_pair() const { return index_ * c_.plan.lanes / 2; }
@@ -358,112 +321,66 @@ class PanelGradients {
                                    pairs + first_pair(), pair_stride());
   }
 
-  // out[key] += sum over lanes weights[key][lane] * rows[lane]; of rows that are not finite, `clean` is a finite copy
-  void add_rows(const LaneTile<Real>& weights, const PanelTile& tile, const Rows<Real>& rows,
-                const Rows<Real>& clean, bool plainly, Real* out, Index stride) {
-    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
-      const Index first = strip.first_vector * kLanes<Real>;
-      const Index count = std::min<Index>(strip.vectors * kLanes<Real>, rows.count - first);
-      const LaneTile<Real> own = strip.of(weights);
-      Real* to = out + strip.keys.begin * stride;
-      if (plainly)
-        add_row_product(own, rows.part(first, count), to, stride);
-      else
-        add_row_product_guarded(own, strip.of(marks(tile)), rows.part(first, count),
-                                clean.part(first, count), to, stride);
-    });
-  }
-  // The same as a product of pairs where the panel's are: paired, paired_rows hold both in pairs of lanes.
+  // out[key] += sum over lanes of weights[key][lane] rows[lane], as a product of pairs where the panel's are: `paired` and
+  // `paired_rows` hold both in pairs of lanes.
   void add_rows_or_pairs(const LaneTile<Real>& weights, const PanelTile& tile,
-                         const Rows<Real>& rows, const Rows<Real>& clean, const BfloatPair* paired,
+                         const PanelRows<Real>& of, const BfloatPair* paired,
                          const BfloatPair* paired_rows, Real* out, Index stride) {
     if constexpr (std::is_same_v<Real, float>)
       if (mixes()) {
-        c_.pair_products->add(weights.rows, pairs_of(rows.count), rows.columns,
+        c_.pair_products->add(weights.rows, pairs_of(of.rows.count), of.rows.columns,
                               Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows,
-                              rows.stride, out, stride);
+                              of.rows.stride, out, stride);
         if (!finite_)
-          add_visible_rows(weights, marks(tile), rows, out, stride,
+          add_visible_rows(weights, work_.products.marks(), of.rows, out, stride,
                            [](auto x) { return rounded_to_bfloat(x); });
         return;
       }
-    add_rows(weights, tile, rows, clean, sums_plainly(tile), out, stride);
-  }
-  // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
-  void add_lanes(const Rows<Real>& values, const PanelTile& tile, const LaneTile<Real>& weights,
-                 const LaneTile<Real>& out) {
-    const bool plainly = !hides(tile) || all_finite(values);
-    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> own = values.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
-      if (plainly)
-        add_lane_product(own, of, strip.vectors, tile.at.rows, to);
-      else
-        add_lane_product_guarded(own, of, strip.of(marks(tile)), strip.vectors, tile.at.rows, to,
-                                 work_.copy);
-    });
+    work_.products.add_rows(weights, of, sums_plainly(tile), out, stride);
   }
 
-  void add_to_queries(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
-    const TilePlace& at = tile.at;
-    Map& map = maps_[std::size_t(m)];
+  void add_to_queries(int m, const TilePlace& at, const LaneTile<Real>& dscores) {
+    const QueryGrad<Real>& grad = maps_[std::size_t(m)].grad;
     const auto& side = panel_.query[std::size_t(m)];
-    const Rows<Real> keys = side.key_rows(at.key, at.keys);
-    if (mixes())
-      add_paired_keys(m, keys, tile, dscores);
-    else
-      add_lanes(keys, tile, dscores, map.grad.dq);
-    if (map.grad.side.projected.rows > 0)
-      add_lanes(side.projected_keys(at.key, at.keys), tile, work_.dprojected.part(0, at.keys),
-                map.grad.side.projected);
-  }
-
-  // dq[column][lane] += sum over keys of keys[key][column] * dscores[key][lane]
-  void add_paired_keys(int m, const Rows<Real>& keys, const PanelTile& tile,
-                       const LaneTile<Real>& dscores) {
-    if constexpr (std::is_same_v<Real, float>) {
-      PairedRows& pairs = c_.mixed->key_rows[std::size_t(m)];
-      const bool guarded = hides(tile) && !pairs.finite(keys);
-      c_.mixed->add_lane_product(pairs, keys, dscores, guarded ? marks(tile) : LaneTile<Real>{},
-                                 c_.plan.vectors, maps_[std::size_t(m)].grad.dq);
-    }
+    work_.products.add_lanes(side.key_rows(at.key, at.keys), dscores, grad.dq,
+                             c_.mixed ? &c_.mixed->key_rows[std::size_t(m)] : nullptr);
+    if (grad.side.projected.rows > 0)
+      work_.products.add_lanes(side.projected_keys(at.key, at.keys),
+                               work_.dprojected.part(0, at.keys), grad.side.projected);
   }
 
   void add_to_keys(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
     const auto to = s_.key_rows(c_, tile.at, m, panel_.query[std::size_t(m)].source());
     if (!to.data) return;
     const Map& map = maps_[std::size_t(m)];
-    add_rows_or_pairs(dscores, tile, map.q, map.clean, piece_at(work_.paired_dscores, first_pair()),
-                      map.pairs, to.data, to.stride);
+    add_rows_or_pairs(dscores, tile, map.q, piece_at(work_.paired_dscores, first_pair()), map.pairs,
+                      to.data, to.stride);
   }
 
   // dscores become those of the dot products, by the score's vjp. Returns how many key features have gradients.
-  [[nodiscard]] int chain_scores(int m, const PanelTile& tile, const LaneTile<Real>& dots,
+  [[nodiscard]] int chain_scores(int m, const TilePlace& at, const LaneTile<Real>& dots,
                                  const LaneTile<Real>& dscores) {
     const auto& side = panel_.query[std::size_t(m)];
     QueryGrad<Real>& grad = maps_[std::size_t(m)].grad;
-    side.projected_dots(tile.at, work_.projected);
+    side.projected_dots(at, work_.projected);
     return s_.vjps.score.scores_vjp(
-        side.score_tile(tile.at, dots, work_.projected),
+        side.score_tile(at, dots, work_.projected),
         {dscores, c_.keys.needs().rank > 0 ? work_.dprojected : LaneTile<Real>{},
-         hides(tile) ? marks(tile) : LaneTile<Real>{}, work_.key_lanes, grad.features, grad.scalars,
+         work_.products.marks_if_hidden(), work_.key_lanes, grad.features, grad.scalars,
          score_.table_by_distance ? grad.by_lane : grad.side.table, &work_.positions,
          c_.scale / c_.row_factor()});
   }
-  void add_side_values(int m, const PanelTile& tile, int key_gradients) {
-    const TilePlace& at = tile.at;
-    const Index row = c_.keys.row(at.batch, at.head, m, at.key), rank = c_.keys.needs().rank;
+  void add_side_values(int m, const TilePlace& at, int key_gradients) {
+    const Index row = c_.keys.row(at.batch, at.head, m, at.key);
     if (key_gradients > 0)
       add_key_features(at.keys, key_gradients, s_.dfeatures.data() + row * score_.key_features);
-    if (rank == 0) return;
-    const Rows<Real> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank,
-                          whole_vectors<Real>(rank)};
+    if (c_.keys.needs().rank == 0) return;
     const Index numbers = c_.keys.needs().row_numbers();
-    Real* to = s_.drows.data() + row * numbers + c_.keys.needs().transformed;
-    const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
-    const bool plainly = !hides(tile) || all_finite(rows);
-    const Rows<Real> clean = plainly ? rows : finite_copy(rows, work_.projected_rows, rows.stride);
-    add_rows(d, tile, rows, clean, plainly, to, numbers);
+    PanelRows<Real>& of = maps_[std::size_t(m)].projected;
+    const bool plainly = !work_.products.hides() || all_finite(of.rows);
+    if (!plainly) of.clean_up();
+    work_.products.add_rows(work_.dprojected.part(0, at.keys), of, plainly,
+                            s_.drows.data() + row * numbers + c_.keys.needs().transformed, numbers);
   }
   // Adds the sums of the lanes of key_lanes to the gradients of features, [key][feature].
   void add_key_features(Index keys, int count, Real* dfeatures) const {
@@ -550,8 +467,8 @@ class PanelGradients {
     const auto& grad = maps_[0].grad.side.table;
     const Index width = c_.geometry.dim_qk;
     // A query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
-    Rows<Real> q = maps_[0].q;
-    if (!all_finite(q)) q = finite_copy(q, maps_[0].clean_memory, q.stride);
+    Rows<Real> q = maps_[0].q.rows;
+    if (!all_finite(q)) q = finite_copy(q, maps_[0].q.clean_memory, q.stride);
     gemm_add(grad.rows, panel_.place.rows, width, Broadcast<Real>{grad.data, grad.lanes, 1}, q.data,
              q.stride, table, width);
   }
@@ -569,11 +486,9 @@ class PanelGradients {
   LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
   LaneTile<Real> dreadout_inputs_, dnormaliser_inputs_;
   TokenRows<Real> dkey_inputs_;  // of the keys that the panel sees
-  Rows<Real> dout_, dout_clean_;
-  Real *dout_memory_, *dout_clean_memory_;
+  PanelRows<Real> dout_;
   VisitingOrder::Visit visit_;
-  bool finite_ = true;   // are the panel's rows?
-  bool marked_ = false;  // are the marks those of the tile at hand?
+  bool finite_ = true;  // are the panel's rows?
 };
 
 }  // namespace detail

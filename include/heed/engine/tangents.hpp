@@ -308,22 +308,9 @@ class QueryTangents {
                const LaneTile<Real>& tangent, const LaneTile<Real>& query,
                const LaneTile<Real>& out) const {
     if (!queries_move() && !keys_move()) return out.fill(Real(0));
-    for_strips(place, c_.plan.vectors, [&](const Strip& strip) {
-      const LaneTile<Real> to = strip.of(out);
-      const auto multiply = [&]<Store store>(const Rows<Real>& rows, const LaneTile<Real>& lanes) {
-        const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
-        const LaneTile<Real> of = strip.lanes_of(lanes);
-        panel_gemm<store>(own.count, own.columns, strip.vectors,
-                          Broadcast<Real>{own.data, own.stride, 1}, of.data, of.lanes, to.data,
-                          to.lanes);
-      };
-      if (!queries_move())
-        multiply.template operator()<Store::overwrite>(key_tangents, query);
-      else
-        multiply.template operator()<Store::overwrite>(keys, tangent);
-      if (queries_move() && keys_move())
-        multiply.template operator()<Store::add>(key_tangents, query);
-    });
+    if (!queries_move()) return tile_dots(place, c_.plan.vectors, key_tangents, query, out);
+    tile_dots(place, c_.plan.vectors, keys, tangent, out);
+    if (keys_move()) tile_dots<Store::add>(place, c_.plan.vectors, key_tangents, query, out);
   }
   void add_bias(const TilePlace& at, const LaneTile<Real>& tangents, Real* scratch) const {
     const Real* source =

@@ -5,6 +5,7 @@
 // the rows: row r of a tile is `lanes` consecutive numbers, one per query of the panel.
 
 #include <heed/simd/pack.hpp>
+#include <heed/simd/scratch.hpp>
 
 #include <algorithm>
 #include <type_traits>
@@ -37,6 +38,11 @@ struct LaneTile {
   // The same rows from vector v on.
   [[nodiscard]] LaneTile from_vector(int v) const { return {data + v * P::width, rows, lanes}; }
 };
+
+template <class Real>
+[[nodiscard]] LaneTile<Real> take_lanes(Scratch<Real>& scratch, Index rows, Index lanes) {
+  return {scratch.take(rows * lanes), rows, lanes};
+}
 
 // Sum of the first `count` lanes, in double: lane-wise parameter gradients are reduced so.
 template <class Real>

@@ -6,6 +6,7 @@
 // their place, and their visible pairs are added afterwards under the mask. Finite operands, the usual
 // case, cost one scan.
 
+#include <heed/engine/tile/place.hpp>
 #include <heed/engine/tile/rows.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/narrow_product.hpp>
@@ -55,6 +56,19 @@ void add_lane_product_guarded(const Rows<Real>& values, const LaneTile<Real>& we
                               const LaneTile<Real>& out, Real* copy) {
   add_lane_product(finite_copy(values, copy, values.columns), weights, vectors, queries, out);
   add_visible_lanes(values, weights, scores, vectors, out, [](auto x) { return x; });
+}
+
+// The dot products of a tile's computed pairs: out[key][lane] = rows[key] . lanes, or added to what `out` holds.
+template <Store store = Store::overwrite, class Real>
+void tile_dots(const TilePlace& at, int vectors, const Rows<Real>& rows,
+               const LaneTile<Real>& lanes, const LaneTile<Real>& out) {
+  for_strips(at, vectors, [&](const Strip& strip) {
+    const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
+    const LaneTile<Real> of = strip.lanes_of(lanes), to = strip.of(out);
+    panel_gemm<store>(own.count, own.columns, strip.vectors,
+                      Broadcast<Real>{own.data, own.stride, 1}, of.data, of.lanes, to.data,
+                      to.lanes);
+  });
 }
 
 // out[key][column] += sum over lanes of weights[key][lane] * rows[lane][column]; rows padded to whole

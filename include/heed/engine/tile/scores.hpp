@@ -115,12 +115,12 @@ class QuerySide {
                                            Broadcast<Real>{k.data, k.stride, 1}, scaled_.data,
                                            scaled_.lanes, out.data, out.lanes, running_max);
     else
-      strip_dots(place, k, scaled_, out);
+      tile_dots(place, c_.plan.vectors, k, scaled_, out);
   }
   // Projected dot products; nothing without a projection.
   void projected_dots(const TilePlace& place, const LaneTile<Real>& out) const {
     if (projected_.rows > 0)
-      strip_dots(place, projected_keys(place.key, place.keys), projected_, out);
+      tile_dots(place, c_.plan.vectors, projected_keys(place.key, place.keys), projected_, out);
   }
 
   // p[0], p[1], ... of the head.
@@ -213,6 +213,15 @@ class QuerySide {
     projected_dots(place, projected);
     scores(place, kind, out, projected, out, running_max);
   }
+  // The same where the score's derivatives are asked for afterwards: its dot products stay, but for a plain score.
+  void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& dots,
+                   const LaneTile<Real>& projected, const LaneTile<Real>& scores,
+                   Real* running_max) const {
+    if (c_.plain()) return tile_scores(place, kind, scores, projected, running_max);
+    this->dots(place, dots);
+    projected_dots(place, projected);
+    this->scores(place, kind, dots, projected, scores, running_max);
+  }
 
  private:
   [[nodiscard]] Rows<Real> stored_rows() const {
@@ -250,18 +259,6 @@ class QuerySide {
     if (traits_.query_features > 0)
       c_.op.score.features(RowSide::query, side_, head_, c_.geometry.query_position(first_),
                            visible(), c_.plan.vectors, features_);
-  }
-
-  // out[key][lane] = keys . queries, for the pairs of the tile that are computed.
-  void strip_dots(const TilePlace& place, const Rows<Real>& keys, const LaneTile<Real>& queries,
-                  const LaneTile<Real>& out) const {
-    for_strips(place, c_.plan.vectors, [&](const Strip& strip) {
-      const Rows<Real> k = keys.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> q = strip.lanes_of(queries), to = strip.of(out);
-      panel_gemm<Store::overwrite>(k.count, k.columns, strip.vectors,
-                                   Broadcast<Real>{k.data, k.stride, 1}, q.data, q.lanes, to.data,
-                                   to.lanes);
-    });
   }
 
   // Are the scores of such a tile final once the op has given them?

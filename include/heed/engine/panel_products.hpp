@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The products of a panel's weights with rows of keys, values and queries, one tile after the other:
+//
+//   add_lanes   out[column][lane] += sum over keys of rows[key][column] weights[key][lane]        O, dQ
+//   add_rows    out[key][column]  += sum over lanes of weights[key][lane] rows[lane][column]      dV, dK
+//
+// Hidden pairs give nothing, whatever stands in their rows (tile/products.hpp). What that takes is found once per tile at most, and
+// only if a product asks: which pairs are hidden, and whether rows of the tile are finite.
+
+#include <heed/engine/queries.hpp>
+#include <heed/engine/tile/panel_rows.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+template <class Real>
+class PanelProducts {
+ public:
+  PanelProducts(const CallContext<Real>& c, Scratch<Real>& scratch)
+      : c_(c),
+        marks_(take_lanes(scratch, c.plan.tile, c.plan.lanes)),
+        copy_(scratch.take(c.plan.tile * std::max(c.geometry.dim_qk, c.geometry.dim_v))) {}
+
+  // Keys and values of another head come.
+  void forget() { finite_at_ = -1; }
+  // The tile at hand, of which `panel` sees some pair.
+  void begin(const Panel<Real>& panel, const PanelTile& tile) {
+    panel_ = &panel;
+    tile_ = tile;
+    marked_ = false;
+  }
+
+  // May a pair be hidden? Lanes beyond the last query are: what they hold must not enter sums over lanes.
+  [[nodiscard]] bool hides() const { return tile_.kind == TileKind::partial || c_.mask.has_bias(); }
+  // -infinity where a pair is hidden, else 0.
+  [[nodiscard]] LaneTile<Real> marks() {
+    const LaneTile<Real> own = marks_.part(0, tile_.at.keys);
+    if (!marked_) panel_->mark_hidden(tile_.at, tile_.kind, own);
+    marked_ = true;
+    return own;
+  }
+  // Room for a tile of rows.
+  [[nodiscard]] Real* copy() const { return copy_; }
+  [[nodiscard]] LaneTile<Real> marks_if_hidden() { return hides() ? marks() : LaneTile<Real>{}; }
+
+  // pairs: what holds such rows in pairs, where precision is mixed.
+  void add_lanes(const Rows<Real>& rows, const LaneTile<Real>& weights, const LaneTile<Real>& out,
+                 PairedRows* pairs = nullptr) {
+    const TilePlace& at = tile_.at;
+    if constexpr (std::is_same_v<Real, float>)
+      if (pairs && c_.mixes(at.rows)) {
+        const bool guarded = tile_.hides_pairs && !pairs->finite(rows);
+        return c_.mixed->add_lane_product(
+            *pairs, rows, weights, guarded ? marks() : LaneTile<Real>{}, c_.plan.vectors, out);
+      }
+    const bool plainly = !tile_.hides_pairs || finite(rows);
+    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks();
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
+      if (plainly)
+        add_lane_product(own, of, strip.vectors, at.rows, to);
+      else
+        add_lane_product_guarded(own, of, strip.of(hidden), strip.vectors, at.rows, to, copy_);
+    });
+  }
+  // plainly: no pair needs a guard; else of.clean is made.
+  void add_rows(const LaneTile<Real>& weights, const PanelRows<Real>& of, bool plainly, Real* out,
+                Index stride) {
+    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks();
+    for_strips(tile_.at, c_.plan.vectors, [&](const Strip& strip) {
+      const Index first = strip.first_vector * kLanes<Real>;
+      const Index count = std::min<Index>(strip.vectors * kLanes<Real>, of.rows.count - first);
+      const LaneTile<Real> own = strip.of(weights);
+      Real* to = out + strip.keys.begin * stride;
+      if (plainly)
+        add_row_product(own, of.rows.part(first, count), to, stride);
+      else
+        add_row_product_guarded(own, strip.of(hidden), of.rows.part(first, count),
+                                of.clean.part(first, count), to, stride);
+    });
+  }
+
+ private:
+  // The panels of a group ask in turn about the same rows.
+  [[nodiscard]] bool finite(const Rows<Real>& rows) {
+    const bool known = tile_.at.key == finite_at_ && rows.data == finite_rows_.data &&
+                       rows.count == finite_rows_.count && rows.columns == finite_rows_.columns;
+    if (!known) finite_ = all_finite(rows);
+    finite_at_ = tile_.at.key;
+    finite_rows_ = rows;
+    return finite_;
+  }
+
+  const CallContext<Real>& c_;
+  LaneTile<Real> marks_;
+  Real* copy_;  // a finite copy of a tile of keys or values
+  const Panel<Real>* panel_ = nullptr;
+  PanelTile tile_{};
+  bool marked_ = false;
+  Index finite_at_ = -1;  // the first key of the rows that were looked at last
+  Rows<Real> finite_rows_;
+  bool finite_ = true;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed
