@@ -180,7 +180,7 @@ class HvpWorker {
     weigh(at);
     if (s_.grads.bias.given()) {
       wait(visit, t);
-      add_bias(at);
+      products_.add_bias(part(dscore_tangents_), s_.grads.bias);
     }
     if (!c_.plain())
       hvps_.scores_vjp(
@@ -197,8 +197,10 @@ class HvpWorker {
     if (traits_.has_transform) products_.add_lanes(keys, dscores_, dq.value);
     wait(visit, t);
     if (!c_.plain()) {
-      add_key_features(at, key_lanes_, s_.dfeatures);
-      add_key_features(at, key_tangent_lanes_, s_.dfeature_tangents);
+      const Index count = traits_.key_features, row = c_.keys.row(at.batch, at.head, 0, at.key);
+      for (const auto& [lanes, sums] :
+           {std::pair{key_lanes_, &s_.dfeatures}, {key_tangent_lanes_, &s_.dfeature_tangents}})
+        add_sums_of_lanes(lanes, at.keys, count, sums->data() + row * count, count);
     }
     // dK. = D.^T Q + D^T Q.
     const Source& source = panel_.query[0].source();
@@ -286,27 +288,6 @@ class HvpWorker {
   // to[key] += sum over lanes of weights[key][lane] of[lane]
   void add_rows(const LaneTile<Real>& weights, const PanelRows<Real>& of, Real* to, Index stride) {
     products_.add_rows(weights, of, finite_ || !products_.hides(), to, stride);
-  }
-
-  void add_bias(const TilePlace& at) const {
-    const TensorView<Real>& bias = s_.grads.bias;
-    Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
-    const Index step = bias.shape().len > 1 ? bias.strides().row : 0;
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const KeyRange keys = at.keys_of(v);
-      const Index first = v * kLanes<Real>, end = std::min<Index>(at.rows, first + kLanes<Real>);
-      for (Index i = first; i < end; ++i)
-        for (Index j = keys.begin; j < keys.end; ++j)
-          to[i * step + j] += dscore_tangents_.row(j)[i];
-    }
-  }
-  // Adds the lanes' sums, [key_features][keys][W], to the gradients of key features or to their tangents.
-  void add_key_features(const TilePlace& at, const Real* lanes, std::vector<Real>& to) const {
-    const Index features = traits_.key_features;
-    Real* const first = to.data() + c_.keys.row(at.batch, at.head, 0, at.key) * features;
-    for (Index i = 0; i < features; ++i)
-      for (Index j = 0; j < at.keys; ++j)
-        first[j * features + i] += sum_lanes(P::load(lanes + (i * at.keys + j) * kLanes<Real>));
   }
 
   // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.

@@ -16,6 +16,21 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
+// to[key][feature] += sum over lanes of from[feature][key][lane], for the first `count` of so many features.
+template <class Real>
+void add_sums_of_lanes(const Real* from, Index keys, Index count, Real* to, Index features) {
+  constexpr Index W = kLanes<Real>;
+  for (Index i = 0; i < count; ++i)
+    for (Index j = 0; j < keys; j += W) {
+      const Index some = std::min(W, keys - j);
+      Pack<Real> lanes[std::size_t(W)];
+      for (Index k = 0; k < W; ++k)
+        lanes[k] = k < some ? Pack<Real>::load(from + (i * keys + j + k) * W) : Pack<Real>(Real(0));
+      const Pack<Real> sums = sums_of_lanes(lanes);
+      for (Index k = 0; k < some; ++k) to[(j + k) * features + i] += sums.v[k];
+    }
+}
+
 template <class Real>
 class PanelProducts {
  public:
@@ -81,6 +96,22 @@ class PanelProducts {
       else
         add_row_product_guarded(own, strip.of(hidden), of.rows.part(first, count),
                                 of.clean.part(first, count), to, stride);
+    });
+  }
+  // Adds the tile's dscores to the gradient of a bias, which may be shared by queries.
+  void add_bias(const LaneTile<Real>& dscores, const TensorView<Real>& bias) const {
+    const TilePlace& at = tile_.at;
+    Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
+    const Index step = bias.strides().row;
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Index first = strip.first_vector * kLanes<Real>;
+      const Index rows = std::min<Index>(strip.vectors * kLanes<Real>, at.rows - first);
+      const LaneTile<Real> own = strip.of(dscores);
+      Real* from = to + strip.keys.begin;
+      if (bias.shape().len > 1)
+        return add_unpacked_lanes(own.data, own.lanes, rows, own.rows, from + first * step, step);
+      for (Index i = 0; i < rows; ++i)
+        for (Index j = 0; j < own.rows; ++j) from[j] += own.row(j)[i];
     });
   }
 

@@ -191,7 +191,8 @@ class PanelGradients {
     work_.products.begin(panel_, tile);
     if (shares_bias) {
       wait(t);
-      for (int m = 0; m < maps(); ++m) add_bias_gradient(at, weighed.dscores[std::size_t(m)]);
+      for (int m = 0; m < maps(); ++m)
+        work_.products.add_bias(weighed.dscores[std::size_t(m)], s_.grads.bias);
     }
     for (int m = 0; m < maps(); ++m) {
       const std::size_t i = std::size_t(m);
@@ -373,7 +374,8 @@ class PanelGradients {
   void add_side_values(int m, const TilePlace& at, int key_gradients) {
     const Index row = c_.keys.row(at.batch, at.head, m, at.key);
     if (key_gradients > 0)
-      add_key_features(at.keys, key_gradients, s_.dfeatures.data() + row * score_.key_features);
+      add_sums_of_lanes(work_.key_lanes, at.keys, key_gradients,
+                        s_.dfeatures.data() + row * score_.key_features, score_.key_features);
     if (c_.keys.needs().rank == 0) return;
     const Index numbers = c_.keys.needs().row_numbers();
     PanelRows<Real>& of = maps_[std::size_t(m)].projected;
@@ -382,21 +384,6 @@ class PanelGradients {
     work_.products.add_rows(work_.dprojected.part(0, at.keys), of, plainly,
                             s_.drows.data() + row * numbers + c_.keys.needs().transformed, numbers);
   }
-  // Adds the sums of the lanes of key_lanes to the gradients of features, [key][feature].
-  void add_key_features(Index keys, int count, Real* dfeatures) const {
-    constexpr Index W = kLanes<Real>;
-    const Index features = score_.key_features;
-    for (int i = 0; i < count; ++i)
-      for (Index j = 0; j < keys; j += W) {
-        const Index some = std::min(W, keys - j);
-        Pack<Real> lanes[std::size_t(W)];
-        for (Index k = 0; k < W; ++k)
-          lanes[k] = k < some ? Pack<Real>::load(work_.key_lanes + (i * keys + j + k) * W)
-                              : Pack<Real>(Real(0));
-        const Pack<Real> sums = sums_of_lanes(lanes);
-        for (Index k = 0; k < some; ++k) dfeatures[(j + k) * features + i] += sums.v[k];
-      }
-  }
   // Adds the gradients of the tile's key inputs to those that all panels of the head add to.
   void add_key_inputs(const TilePlace& at) const {
     const Geometry& g = c_.geometry;
@@ -404,23 +391,6 @@ class PanelGradients {
                ((at.batch * g.heads + at.head) * g.len_kv + at.key) * dkey_inputs_.stride;
     const Real* from = &dkey_inputs_(at.key - panel_.seen_by_any.begin, 0);
     for (Index n = 0; n < at.keys * dkey_inputs_.stride; ++n) to[n] += from[n];
-  }
-
-  void add_bias_gradient(const TilePlace& at, const LaneTile<Real>& dscores) const {
-    const TensorView<Real>& bias = s_.grads.bias;
-    Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
-    const bool per_query = bias.shape().len > 1;
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const Index first = strip.first_vector * kLanes<Real>;
-      const Index rows = std::min<Index>(strip.vectors * kLanes<Real>, at.rows - first);
-      const LaneTile<Real> own = strip.of(dscores);
-      Real* from = to + strip.keys.begin;
-      if (per_query)
-        return add_unpacked_lanes(own.data, own.lanes, rows, own.rows,
-                                  from + first * bias.strides().row, bias.strides().row);
-      for (Index i = 0; i < rows; ++i)
-        for (Index j = 0; j < own.rows; ++j) from[j] += own.row(j)[i];
-    });
   }
 
   void finish_map(int m, OpGradient<Real>& parameters) {

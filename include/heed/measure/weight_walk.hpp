@@ -114,15 +114,11 @@ class WeightWorker {
         nan_(std::size_t(c.plan.lanes)) {
     if (c.pair_products) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    const auto take_states = [&] {
-      return LaneTile<Real>{scratch.take(traits_.state_numbers * lanes), traits_.state_numbers,
-                            lanes};
-    };
-    states_ = take_states();
-    work_states_ = take_states();
+    states_ = take_lanes(scratch, traits_.state_numbers, lanes);
+    work_states_ = take_lanes(scratch, traits_.state_numbers, lanes);
     const Index own = traits_.streams ? tile : 0;  // a row normaliser's scores stand in its panel
-    scores_ = {scratch.take(own * lanes), own, lanes};
-    projected_ = {scratch.take(tile * lanes), tile, lanes};
+    scores_ = take_lanes(scratch, own, lanes);
+    projected_ = take_lanes(scratch, tile, lanes);
     top_ = scratch.take(lanes);
     factors_ = scratch.take(lanes);
     least_ = scratch.take(lanes);
@@ -153,10 +149,7 @@ class WeightWorker {
   // Invariant, behind each tile: sums_ and the links of the rows cover all keys so far.
   void measure_streaming() {
     const NormaliserTiles<Real>& normaliser = c_.op.normaliser;
-    for (int v = 0; v < c_.plan.vectors; ++v) normaliser.begin(panel_.queries(v), v, states_);
-    for (Index n = 0; n < traits_.state_numbers; ++n)
-      std::copy_n(saved_->state.data() + panel_.first_row() + n * c_.geometry.query_rows(),
-                  panel_.place.rows, states_.row(n));
+    panel_.load_states(states_, saved_);
     normaliser.finish(states_, c_.plan.vectors, factors_, panel_.lse.row(0));
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       const PanelTile tile = panel_.tile(tile_keys(t));
@@ -209,8 +202,7 @@ class WeightWorker {
       block.extra = own.extra.data;
       block.query = own.query;
     }
-    for (Index i = 0; i < panel_.place.rows; ++i)
-      nan_[std::size_t(i)] = panel_.rows.saw_nothing(i) && panel_.sees_any(i);
+    for (Index i = 0; i < panel_.place.rows; ++i) nan_[std::size_t(i)] = panel_.is_nan_row(i);
     c_.op.normaliser.weights(block);
     for (Index j = 0; j < block.keys(); j += c_.plan.tile) {
       const Index keys = std::min(c_.plan.tile, block.keys() - j);
