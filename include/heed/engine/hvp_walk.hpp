@@ -186,7 +186,7 @@ class HvpWorker {
       hvps_.scores_vjp(
           panel_.query[0].score_tile(at, part(dots_), {}),
           tangents_.tangent_tile(at, {}, part(dot_tangents_)),
-          queries_.back({part(dscores_), part(dscore_tangents_)}, products_.marks_if_hidden(),
+          queries_.back({part(dscores_), part(dscore_tangents_)}, products_.hidden_or_none(),
                         key_lanes_, key_tangent_lanes_, positions_));
     // dQ. = D. K + D K.
     const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);

@@ -36,7 +36,7 @@ class PanelProducts {
  public:
   PanelProducts(const CallContext<Real>& c, Scratch<Real>& scratch)
       : c_(c),
-        marks_(take_lanes(scratch, c.plan.tile, c.plan.lanes)),
+        hidden_(take_lanes(scratch, c.plan.tile, c.plan.lanes)),
         copy_(scratch.take(c.plan.tile * std::max(c.geometry.dim_qk, c.geometry.dim_v))) {}
 
   // Keys and values of another head come.
@@ -45,21 +45,21 @@ class PanelProducts {
   void begin(const Panel<Real>& panel, const PanelTile& tile) {
     panel_ = &panel;
     tile_ = tile;
-    marked_ = false;
+    filled_ = false;
   }
 
   // May a pair be hidden? Lanes beyond the last query are: what they hold must not enter sums over lanes.
   [[nodiscard]] bool hides() const { return tile_.kind == TileKind::partial || c_.mask.has_bias(); }
   // -infinity where a pair is hidden, else 0.
-  [[nodiscard]] LaneTile<Real> marks() {
-    const LaneTile<Real> own = marks_.part(0, tile_.at.keys);
-    if (!marked_) panel_->mark_hidden(tile_.at, tile_.kind, own);
-    marked_ = true;
+  [[nodiscard]] LaneTile<Real> hidden() {
+    const LaneTile<Real> own = hidden_.part(0, tile_.at.keys);
+    if (!filled_) panel_->fill_hidden(tile_.at, tile_.kind, own);
+    filled_ = true;
     return own;
   }
   // Room for a tile of rows.
   [[nodiscard]] Real* copy() const { return copy_; }
-  [[nodiscard]] LaneTile<Real> marks_if_hidden() { return hides() ? marks() : LaneTile<Real>{}; }
+  [[nodiscard]] LaneTile<Real> hidden_or_none() { return hides() ? hidden() : LaneTile<Real>{}; }
 
   // pairs: what holds such rows in pairs, where precision is mixed.
   void add_lanes(const Rows<Real>& rows, const LaneTile<Real>& weights, const LaneTile<Real>& out,
@@ -69,10 +69,10 @@ class PanelProducts {
       if (pairs && c_.mixes(at.rows)) {
         const bool guarded = tile_.hides_pairs && !pairs->finite(rows);
         return c_.mixed->add_lane_product(
-            *pairs, rows, weights, guarded ? marks() : LaneTile<Real>{}, c_.plan.vectors, out);
+            *pairs, rows, weights, guarded ? hidden() : LaneTile<Real>{}, c_.plan.vectors, out);
       }
     const bool plainly = !tile_.hides_pairs || finite(rows);
-    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks();
+    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : this->hidden();
     for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
       const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
       const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
@@ -85,7 +85,7 @@ class PanelProducts {
   // plainly: no pair needs a guard; else of.clean is made.
   void add_rows(const LaneTile<Real>& weights, const PanelRows<Real>& of, bool plainly, Real* out,
                 Index stride) {
-    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks();
+    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : this->hidden();
     for_strips(tile_.at, c_.plan.vectors, [&](const Strip& strip) {
       const Index first = strip.first_vector * kLanes<Real>;
       const Index count = std::min<Index>(strip.vectors * kLanes<Real>, of.rows.count - first);
@@ -127,11 +127,11 @@ class PanelProducts {
   }
 
   const CallContext<Real>& c_;
-  LaneTile<Real> marks_;
+  LaneTile<Real> hidden_;
   Real* copy_;  // a finite copy of a tile of keys or values
   const Panel<Real>* panel_ = nullptr;
   PanelTile tile_{};
-  bool marked_ = false;
+  bool filled_ = false;
   Index finite_at_ = -1;  // the first key of the rows that were looked at last
   Rows<Real> finite_rows_;
   bool finite_ = true;

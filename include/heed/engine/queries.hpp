@@ -267,12 +267,12 @@ class Panel {
       if (sees(i, key + j)) tile.row(j)[i] = std::numeric_limits<Real>::quiet_NaN();
   }
 
-  // marks: -infinity where a computed pair of the tile is hidden, else 0.
-  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<Real>& marks) const {
-    marks.fill(Real(0));
+  // -infinity where a computed pair of the tile is hidden, else 0.
+  void fill_hidden(const TilePlace& at, TileKind kind, const LaneTile<Real>& hidden) const {
+    hidden.fill(Real(0));
     const TileMask<Real> tile_mask(c_.mask, at, c_.plan.vectors);
-    if (kind == TileKind::partial) tile_mask.hide(marks);
-    if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
+    if (kind == TileKind::partial) tile_mask.hide(hidden);
+    if (c_.mask.has_bias()) tile_mask.hide_biased(hidden);
   }
 
   // The part of whole rows over the keys that the panel sees which a tile has.

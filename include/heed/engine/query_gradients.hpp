@@ -333,7 +333,7 @@ class PanelGradients {
                               Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows,
                               of.rows.stride, out, stride);
         if (!finite_)
-          add_visible_rows(weights, work_.products.marks(), of.rows, out, stride,
+          add_visible_rows(weights, work_.products.hidden(), of.rows, out, stride,
                            [](auto x) { return rounded_to_bfloat(x); });
         return;
       }
@@ -367,7 +367,7 @@ class PanelGradients {
     return s_.vjps.score.scores_vjp(
         side.score_tile(at, dots, work_.projected),
         {dscores, c_.keys.needs().rank > 0 ? work_.dprojected : LaneTile<Real>{},
-         work_.products.marks_if_hidden(), work_.key_lanes, grad.features, grad.scalars,
+         work_.products.hidden_or_none(), work_.key_lanes, grad.features, grad.scalars,
          score_.table_by_distance ? grad.by_lane : grad.side.table, &work_.positions,
          c_.scale / c_.row_factor()});
   }

@@ -24,13 +24,13 @@ struct VisitedPairs {
   Index key;
   const PairOf<Score, Pack<Real>>& pair;
   const ScalarsOf<Score, Pack<Real>>& scalars;
-  Pack<Real> marks;  // -infinity where a pair is hidden, else 0
+  Pack<Real> hidden;  // -infinity where a pair is hidden, else 0
 
   // Calls f(lane) for each visible pair; its query is query + lane.
   template <class F>
   void for_each_visible(F&& f) const {
     for (Index lane = 0; lane < queries; ++lane)
-      if (marks.lane(int(lane)) == Real(0)) f(lane);
+      if (hidden.lane(int(lane)) == Real(0)) f(lane);
   }
 };
 
@@ -82,10 +82,10 @@ class PairWalk {
  private:
   struct Room {
     detail::Panel<Real> panel;
-    LaneTile<Real> dots, projected, marks;
+    LaneTile<Real> dots, projected, hidden;
 
     Room(const CallContext<Real>& c, Scratch<Real>& scratch) : panel(c, scratch, false) {
-      for (LaneTile<Real>* tile : {&dots, &projected, &marks})
+      for (LaneTile<Real>* tile : {&dots, &projected, &hidden})
         *tile = {scratch.take(c.plan.tile * c.plan.lanes), c.plan.tile, c.plan.lanes};
     }
   };
@@ -95,10 +95,10 @@ class PairWalk {
     if (tile.kind == TileKind::empty) return;
     const TilePlace& at = tile.at;
     const auto& side = room.panel.query[0];
-    const LaneTile<Real> dots = room.dots.part(0, at.keys), marks = room.marks.part(0, at.keys);
+    const LaneTile<Real> dots = room.dots.part(0, at.keys), hidden = room.hidden.part(0, at.keys);
     side.dots(at, dots);
     side.projected_dots(at, room.projected);
-    room.panel.mark_hidden(at, tile.kind, marks);
+    room.panel.fill_hidden(at, tile.kind, hidden);
     const auto scalars = scalars_in_lanes<Score>(side.scalars());
     const ScoreTile<Real> score_tile = side.score_tile(at, dots, room.projected);
     for (int v = 0; v < c_.plan.vectors && v * kLanes<Real> < at.rows; ++v) {
@@ -109,7 +109,7 @@ class PairWalk {
       for (Index j = keys.begin; j < keys.end; ++j) {
         const auto pair = pairs(j, dots.load(j, v));
         visit(VisitedPairs<Score, Real>{unit, at.batch, at.head, at.query + first, queries,
-                                        at.key + j, pair, scalars, marks.load(j, v)});
+                                        at.key + j, pair, scalars, hidden.load(j, v)});
       }
     }
   }

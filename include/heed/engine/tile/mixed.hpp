@@ -140,18 +140,18 @@ struct MixedTile {
                     out.lanes, running_max, nullptr);
   }
 
-  // out[column][lane] += sum over keys of rows[key][column] * of[key][lane]. marks, if it has rows: -infinity where a
+  // out[column][lane] += sum over keys of rows[key][column] * of[key][lane]. hidden, if it has rows: -infinity where a
   // pair is hidden, else 0; the rows may then hold anything.
   void add_lane_product(PairedRows& pairs, const Rows<float>& rows, const LaneTile<float>& of,
-                        const LaneTile<float>& marks, int vectors,
+                        const LaneTile<float>& hidden, int vectors,
                         const LaneTile<float>& out) const {
-    const bool guarded = marks.rows > 0;
+    const bool guarded = hidden.rows > 0;
     const BfloatPair* a = guarded ? pairs.cleared(rows) : pairs.by_rows(rows);
     products->by_rows(of.data, of.lanes, of.rows, of.lanes, weights, of.lanes);
     products->panel(Store::add, rows.columns, pairs_of(rows.count), vectors, {a, 1, rows.columns},
                     weights, of.lanes, out.data, out.lanes, nullptr, nullptr);
     if (!guarded) return;
-    add_visible_lanes(rows, of, marks, vectors, out, [](auto x) { return rounded_to_bfloat(x); });
+    add_visible_lanes(rows, of, hidden, vectors, out, [](auto x) { return rounded_to_bfloat(x); });
     pairs.forget();
   }
 };
