@@ -10,4 +10,6 @@
 #include <heed/mpi/any_communicator.hpp>
 #include <heed/mpi/attention.hpp>
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_formula.hpp>
+#include <heed/plug/streaming.hpp>
 #include <heed/reference/reference.hpp>
