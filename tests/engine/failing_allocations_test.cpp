@@ -8,8 +8,8 @@
 #include "temporary.hpp"
 
 #include <heed/explain.hpp>
+#include <heed/models/art_memory_file.hpp>
 #include <heed/models/weights_file.hpp>
-#include <heed/ops/prototype/art_memory_file.hpp>
 
 #include <algorithm>
 #include <filesystem>

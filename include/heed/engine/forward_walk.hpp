@@ -14,8 +14,8 @@
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
 #include <heed/core/fixed_list.hpp>
+#include <heed/engine/few_queries.hpp>
 #include <heed/engine/fold_heads.hpp>
-#include <heed/engine/tile/few_queries.hpp>
 
 #include <span>
 #include <vector>

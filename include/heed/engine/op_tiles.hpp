@@ -4,7 +4,7 @@
 // An op of any type as the engine sees it (tiles.hpp): all that forward() compiles for a further op. Loops over the pairs of a
 // tile stand here, and run the op's formulas on vectors.
 
-#include <heed/engine/tile/pairs.hpp>
+#include <heed/engine/pairs.hpp>
 #include <heed/engine/tile/stream_states.hpp>
 #include <heed/engine/tiles.hpp>
 #include <heed/plug/attention.hpp>
