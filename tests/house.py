@@ -3,6 +3,7 @@
 """How large and how dear is the house? Prints figures that grow unseen.
 
 house.py sizes                                   lines, files, longest function, beside BUDGETS; exit 1 if one is exceeded
+house.py arrows                                  headers that include what their room must not, by ARROWS; exit 1 if there is one
 house.py way FOLDER COMPILER FLAG...             headers and types that one forward call of plain attention passes
 house.py costs FOLDER COMPILER FLAG...           what files that call heed cost a compiler
 house.py library FOLDER COMPILER FLAG... FILE... what the source files of heed::compiled cost together
@@ -35,6 +36,29 @@ BUDGETS = {
     "lines of README.md": 150,
 }
 
+# Which rooms the headers of a room may include beside their own. "doors" are the headers beside the rooms, which may include any.
+ARROWS = {
+    "core": "",
+    "simd": "core",
+    "autodiff": "core simd",
+    "mask": "core simd",
+    "plug": "core simd autodiff",
+    "ops": "core simd plug",
+    "engine/tile": "core simd mask plug",
+    "engine": "core simd autodiff mask plug engine/tile",
+    "decode": "core simd engine",
+    "reference": "core simd autodiff mask plug",
+    "check": "core simd autodiff plug engine reference",
+    "measure": "core simd mask plug engine ops",
+    "nn": "core simd engine decode ops",
+    "models": "doors io measure nn ops reference",
+    "io": "core",
+    "mpi": "core mask engine nn",
+    "c": "core simd mask plug engine io decode doors",
+}
+# Which rooms may include a header that heed does not own.
+FOREIGN = {"mpi.h": "mpi", "nlohmann/json.hpp": "io", "filesystem": "io models", "fstream": "io models"}
+
 
 def lines(path):
     return path.read_text().splitlines()
@@ -49,6 +73,31 @@ def closure(*headers):
             seen.add(header)
             waiting += re.findall(r"^#include <(heed/[^>]+)>", (INCLUDE / header).read_text(), re.M)
     return [INCLUDE / header for header in seen]
+
+
+def room_of(header):
+    """The room of heed/ROOM/... ; caches and pools, whose headers stand beside the rooms, are a room, too."""
+    room = header.removeprefix("heed/").rpartition("/")[0]
+    return room if room in ARROWS else room.partition("/")[0] or ("decode" if "/kv_" in header else "doors")
+
+
+def print_arrows():
+    wrong = []
+    for path in sorted(INCLUDE.rglob("*.h*")):
+        room = room_of(path.relative_to(INCLUDE).as_posix())
+        for number, line in enumerate(lines(path), 1):
+            included = re.match(r"#include <([^>]+)>", line)
+            if not included or room == "doors":
+                continue
+            header = included[1]
+            if header.startswith("heed/"):
+                fits = room_of(header) in [room, *ARROWS[room].split()]
+            else:
+                fits = room in FOREIGN.get(header, room).split()
+            if not fits:
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {room}/ must not include <{header}>")
+    print("\n".join(wrong) or f"{len(ARROWS)} rooms include what they may")
+    return int(bool(wrong))
 
 
 def longest_block(path):
@@ -226,6 +275,8 @@ def print_library(folder, command):
 def main(words):
     if words == ["sizes"]:
         return print_sizes()
+    if words == ["arrows"]:
+        return print_arrows()
     commands = {"way": print_way, "costs": print_costs, "library": print_library}
     if len(words) < 3 or words[0] not in commands:
         sys.exit(__doc__)

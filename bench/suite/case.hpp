@@ -4,7 +4,7 @@
 // The cases that are timed: shapes, masks and threads, with their names, products and bytes.
 
 #include <heed/core/geometry.hpp>
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 
 #include <cstdint>
 #include <string>

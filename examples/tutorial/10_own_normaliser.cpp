@@ -9,6 +9,7 @@
 // exponentials are computed relative to the largest score, so that none overflows.
 
 #include <heed/check/op_check.hpp>
+#include <heed/plug/row_formula.hpp>
 
 #include <cstdio>
 

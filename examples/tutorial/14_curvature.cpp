@@ -10,7 +10,7 @@
 // and no Hessian is ever stored.
 
 #include <heed/core/random.hpp>
-#include <heed/engine/hvp.hpp>
+#include <heed/curvature.hpp>
 #include <heed/ops/dar.hpp>
 
 #include <algorithm>

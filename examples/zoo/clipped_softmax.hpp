@@ -10,6 +10,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::clipped_softmax {
 
 template <class T>

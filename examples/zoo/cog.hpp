@@ -9,6 +9,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::cog {
 
 template <class T>

@@ -11,6 +11,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::cope {
 
 template <class T>

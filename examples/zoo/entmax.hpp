@@ -13,6 +13,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_kit.hpp>
+
 namespace zoo {
 
 template <class T, int n>

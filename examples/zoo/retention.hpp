@@ -12,6 +12,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::retention {
 
 template <class T>

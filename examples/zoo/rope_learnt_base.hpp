@@ -11,6 +11,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/transform.hpp>
+
 namespace zoo::rope_learnt_base {
 
 template <class T>

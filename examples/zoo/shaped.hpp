@@ -13,6 +13,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::shaped {
 
 template <class T>

@@ -11,6 +11,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/streaming.hpp>
+
 namespace zoo::sigmoid {
 
 template <class T>

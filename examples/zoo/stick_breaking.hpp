@@ -11,6 +11,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::stick_breaking {
 
 template <class T>

@@ -12,6 +12,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/row_formula.hpp>
+
 namespace zoo::talking_heads {
 
 constexpr Index group_of(Index heads) { return heads % 4 == 0 ? 4 : heads % 2 == 0 ? 2 : 1; }

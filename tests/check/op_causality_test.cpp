@@ -12,6 +12,7 @@
 #include <heed/ops/intent_gate.hpp>
 #include <heed/ops/scaled_dot.hpp>
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_formula.hpp>
 
 #include <algorithm>
 #include <cmath>

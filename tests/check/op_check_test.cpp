@@ -7,10 +7,11 @@
 
 #include <heed/check/op_check.hpp>
 #include <heed/check/op_timing.hpp>
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/ops/intent_gate.hpp>
 #include <heed/ops/scaled_dot.hpp>
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_kit.hpp>
 
 #include <algorithm>
 #include <cmath>

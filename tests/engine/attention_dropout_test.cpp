@@ -7,7 +7,7 @@
 #include "message_of.hpp"
 #include "tolerances.hpp"
 
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/models/gpt.hpp>
 
 using namespace heed_test;

@@ -4,7 +4,7 @@
 #include "conformance/compare.hpp"
 #include "conformance/counting_new.hpp"
 
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 
 #include <Eigen/Core>
 #include <unsupported/Eigen/CXX11/Tensor>

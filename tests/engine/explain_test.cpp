@@ -6,6 +6,7 @@
 
 #include <heed/attention.hpp>
 #include <heed/compiled.hpp>
+#include <heed/explain.hpp>
 
 #include <algorithm>
 

@@ -7,9 +7,9 @@
 #include "nn_model_case.hpp"
 #include "temporary.hpp"
 
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
+#include <heed/models/art_memory_file.hpp>
 #include <heed/models/weights_file.hpp>
-#include <heed/ops/prototype/art_memory_file.hpp>
 
 #include <algorithm>
 #include <filesystem>

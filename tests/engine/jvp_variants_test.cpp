@@ -7,6 +7,8 @@
 #include <heed/compiled.hpp>
 #include <heed/plug/features.hpp>
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_formula.hpp>
+#include <heed/plug/streaming.hpp>
 
 using namespace heed;
 using namespace heed_test;

@@ -5,7 +5,7 @@
 // Sanitizers end the program in their own operator new, where it should throw.
 #include "conformance/counting_new.hpp"
 
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/mask/patterns.hpp>
 

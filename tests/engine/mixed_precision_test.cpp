@@ -4,8 +4,8 @@
 
 #include "conformance/compare.hpp"
 
-#include <heed/engine/explain.hpp>
 #include <heed/engine/mixed_bounds.hpp>
+#include <heed/explain.hpp>
 
 #include "message_of.hpp"
 

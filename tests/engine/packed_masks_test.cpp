@@ -11,13 +11,13 @@
 #include "turned_scores.hpp"
 
 #include <heed/engine/jvp.hpp>
-#include <heed/engine/partial.hpp>
 #include <heed/mask/patterns.hpp>
 #include <heed/mask/visible.hpp>
 #include <heed/measure/weights.hpp>
 #include <heed/ops/dialectical.hpp>
 #include <heed/ops/differential.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/partial.hpp>
 
 #include <memory>
 

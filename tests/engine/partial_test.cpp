@@ -6,11 +6,11 @@
 #include "message_of.hpp"
 
 #include <heed/check/op_problem.hpp>
-#include <heed/engine/explain.hpp>
-#include <heed/engine/partial.hpp>
+#include <heed/explain.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/partial.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 #include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
 #include <heed/core/random.hpp>
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/differential.hpp>
 

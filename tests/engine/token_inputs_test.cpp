@@ -6,12 +6,12 @@
 #include "own_op.hpp"
 
 #include <heed/check/op_check.hpp>
-#include <heed/engine/explain.hpp>
 #include <heed/engine/jvp.hpp>
-#include <heed/engine/partial.hpp>
+#include <heed/explain.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/differential.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/partial.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>

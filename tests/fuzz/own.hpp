@@ -5,6 +5,7 @@
 // normaliser and a readout; and for each its formula in plain loops.
 
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_kit.hpp>
 
 #include "fuzz/plain.hpp"
 

@@ -8,7 +8,7 @@
 
 #include <heed/compiled.hpp>
 #include <heed/core/random.hpp>
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/visible.hpp>
 #include <heed/nn/attention_layer.hpp>

@@ -9,7 +9,7 @@
 
 #include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/visible.hpp>
 

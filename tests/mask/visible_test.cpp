@@ -10,7 +10,7 @@
 #include <heed/compiled.hpp>
 #include <heed/core/narrow.hpp>
 #include <heed/core/random.hpp>
-#include <heed/engine/explain.hpp>
+#include <heed/explain.hpp>
 #include <heed/mask/patterns.hpp>
 
 #include <algorithm>

@@ -12,6 +12,8 @@
 #include <heed/kv_cache.hpp>
 #include <heed/measure/weights.hpp>
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_formula.hpp>
+#include <heed/plug/streaming.hpp>
 #include <heed/plug/transform.hpp>
 #include <heed/reference/reference.hpp>
 #include <heed/variants.hpp>

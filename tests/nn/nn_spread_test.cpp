@@ -10,6 +10,7 @@
 #include <heed/models/gpt.hpp>
 #include <heed/models/initialise.hpp>
 #include <heed/models/source_stacks.hpp>
+#include <heed/mpi/spread_tokens.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +97,7 @@ template <class Model>
     on_ranks(ranks, [&](const ThreadRank& comm) {
       LanguageModel<double> model = made(make);
       Context<double> c = training_context();
-      const nn::SpreadTokens spread(
+      const mpi::SpreadTokens spread(
           mpi::AnyCommunicator(comm),
           mpi::Shards::zigzag(kLen, ranks, model.spread_step(c, rows, kLen)));
       c.spread = &spread;
@@ -198,7 +199,7 @@ TEST_CASE("what cannot be spread over ranks is told in one sentence", "[nn]") {
           });
         });
         Context<double> c = training_context();
-        const nn::SpreadTokens spread(mpi::AnyCommunicator(comm), mpi::Shards::zigzag(kLen, 1));
+        const mpi::SpreadTokens spread(mpi::AnyCommunicator(comm), mpi::Shards::zigzag(kLen, 1));
         c.spread = &spread;
         c.part = {0, kRows * kLen, kRows * kLen, 1};
         std::vector<Index> starts = {0, kRows * kLen};
@@ -217,11 +218,11 @@ TEST_CASE("what cannot be spread over ranks is told in one sentence", "[nn]") {
   CHECK(says("sdpa", [](auto& c, auto&) { c.spread = nullptr; }) == "nothing was thrown");
   on_ranks(1, [](const ThreadRank& comm) {
     CHECK(message_of([&] {
-            (void)nn::SpreadTokens(mpi::AnyCommunicator(comm), mpi::Shards::zigzag(0, 1));
+            (void)mpi::SpreadTokens(mpi::AnyCommunicator(comm), mpi::Shards::zigzag(0, 1));
           }) ==
           "SpreadTokens: rank 0 of 1 has none of the 0 tokens of a sequence; each must have some");
     CHECK(message_of([&] {
-            (void)nn::SpreadTokens(mpi::AnyCommunicator(comm), mpi::Shards::zigzag(9, 2));
+            (void)mpi::SpreadTokens(mpi::AnyCommunicator(comm), mpi::Shards::zigzag(9, 2));
           }) == "SpreadTokens: the shards are for 2 ranks, the communicator has 1");
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heed/io/safetensors.hpp>
+#include <heed/models/art_memory_file.hpp>
 #include <heed/ops/prototype/art_memory.hpp>
-#include <heed/ops/prototype/art_memory_file.hpp>
 
 #include "catch.hpp"
 

@@ -7,11 +7,11 @@
 #include "turned_scores.hpp"
 
 #include <heed/check/op_call.hpp>
-#include <heed/engine/explain.hpp>
 #include <heed/engine/jvp.hpp>
-#include <heed/engine/partial.hpp>
+#include <heed/explain.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/partial.hpp>
 #include <heed/plug/own_score.hpp>
 #include <heed/plug/row_formula.hpp>
 #include <heed/plug/streaming.hpp>

@@ -7,6 +7,8 @@
 #include "own_op.hpp"
 
 #include <heed/plug/own_score.hpp>
+#include <heed/plug/row_formula.hpp>
+#include <heed/plug/row_kit.hpp>
 
 #include <cmath>
 #include <limits>

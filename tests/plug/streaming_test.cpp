@@ -10,6 +10,7 @@
 #include <heed/ops/differential.hpp>
 #include <heed/ops/resonant_ode.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/plug/streaming.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -5,6 +5,8 @@
 #include "catch.hpp"
 #include "door_case.hpp"
 
+#include <heed/plug/row_kit.hpp>
+
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -6,6 +6,7 @@
 #include "training.hpp"
 
 #include <heed/core/error.hpp>
+#include <heed/mpi/spread_tokens.hpp>
 #include <heed/nn/not_finite.hpp>
 
 #include <cstring>
@@ -43,7 +44,7 @@ class Spread {
 
  private:
   heed_program::RankGroup group_;
-  nn::SpreadTokens tokens_;
+  heed::mpi::SpreadTokens tokens_;
 };
 
 // Sets the context to a part of a batch, with its tokens on several ranks if `spread` is given, as

@@ -20,20 +20,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-namespace detail {
-
-// Calls f(n) for n = 0 ... Count - 1, each n a constant of its own type.
-template <class F, int... n>
-[[gnu::always_inline]] inline void call_with(F&& f, std::integer_sequence<int, n...>) {
-  (f(std::integral_constant<int, n>{}), ...);
-}
-template <int Count, class F>
-[[gnu::always_inline]] inline void for_directions(F&& f) {
-  call_with(f, std::make_integer_sequence<int, Count>{});
-}
-
-}  // namespace detail
-
 // S is a Pack, a plain number, or another LaneDual (for second derivatives).
 template <class S, int Count>
 struct LaneDual {

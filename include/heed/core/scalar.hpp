@@ -23,9 +23,25 @@
 #include <cmath>
 #include <concepts>
 #include <type_traits>
+#include <utility>
 
 namespace heed {
 inline namespace HEED_ABI {
+
+namespace detail {
+
+// Calls f(n) for n = 0 ... Count - 1, each n a constant of its own type.
+template <class F, int... n>
+[[gnu::always_inline]] inline void call_with(F&& f, std::integer_sequence<int, n...>) {
+  (f(std::integral_constant<int, n>{}), ...);
+}
+template <int Count, class F>
+[[gnu::always_inline]] inline void for_directions(F&& f) {
+  call_with(f, std::make_integer_sequence<int, Count>{});
+}
+
+}  // namespace detail
+
 namespace math {
 
 // A trailing argument of this type makes the compiler look for overloads in heed::math, whatever the other arguments are.

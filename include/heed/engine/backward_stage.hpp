@@ -63,18 +63,6 @@ void Driver<Real>::backward_stage(const OpTiles<Real>& op, const OpVjps<Real>& v
   run_stage(*call.pass(), on, last, grad_op, options);
   call.finish();
 }
-template <class Op, class Real = typename Op::Scalar>
-void backward_stage(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                    const Saved<Real>& saved, const StoredView<const Real>& out,
-                    const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                    HandedOn<Real>& on, bool last, Op* grad_op, const Options& options) {
-  static_assert(!InputColumns<Op>::any);
-  const OpTilesOf<Op> of(op);
-  with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-    Driver<Real>::backward_stage(of.tiles(), vjps, in, mask, saved, out, output, grads, on, last,
-                                 gradient, options);
-  });
-}
 
 }  // namespace detail
 }  // namespace HEED_ABI

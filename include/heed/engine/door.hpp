@@ -4,6 +4,7 @@
 // The two calls, declared. doors.hpp defines them for any op; compiled.hpp promises
 // them for heed's own.
 
+#include <heed/core/function_ref.hpp>
 #include <heed/engine/mistakes.hpp>
 
 #include <concepts>
@@ -11,6 +12,11 @@
 
 namespace heed {
 inline namespace HEED_ABI {
+
+template <class Real>
+struct SharedOp;
+template <class Real>
+struct OpGradient;
 
 namespace detail {
 
@@ -33,6 +39,9 @@ struct Door {
                               const Saved<Real>& saved, const StoredView<const Real>& out,
                               const OutputGradients<Real>& output, const Gradients<Real>& grads,
                               Op* grad_op, const Options& options);
+  // Calls run(op, gradient), which adds to the gradient of `grad_op`, if it is given; defined in shared_op.hpp.
+  using Sharer = FunctionRef<const SharedOp<Real>&, OpGradient<Real>*>;
+  static void share(const Op& op, Op* grad_op, const Sharer& run);
 };
 
 }  // namespace detail
@@ -61,7 +70,7 @@ void forward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scala
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
 }
 // The same for inputs that may be packed sequences (Packed in engine/call.hpp): each of them has the bits of a call of its own.
-// engine/packed_doors.hpp defines it; attention.hpp and kv_pool.hpp include that.
+// heed/packed.hpp and heed/kv_pool.hpp bring it.
 template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
 void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,

@@ -13,10 +13,10 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
+#include <heed/engine/few_queries.hpp>
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/group.hpp>
 #include <heed/engine/panel_products.hpp>
-#include <heed/engine/tile/few_queries.hpp>
 
 #include <span>
 #include <vector>

@@ -4,14 +4,13 @@
 // An op of any type as the engine sees it (tiles.hpp): all that forward() compiles for a further op. Loops over the pairs of a
 // tile stand here, and run the op's formulas on vectors.
 
-#include <heed/autodiff/dual.hpp>
-#include <heed/engine/tile/pairs.hpp>
+#include <heed/engine/pairs.hpp>
 #include <heed/engine/tile/stream_states.hpp>
 #include <heed/engine/tiles.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>
-#include <heed/plug/row_formula.hpp>
+#include <heed/plug/row_calls.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -133,7 +132,7 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
       for (Index t = 0; t < count; ++t) {
         const double number = double(x[t * stride]);
         if (values) values[t] = score_.summand(number);
-        if (slopes) slopes[t] = score_.summand(Dual<double, 1>::variable(number)).grad[0];
+        if (slopes) slopes[t] = slope_of_summand(score_, number);
       }
   }
 

@@ -5,9 +5,9 @@
 // rows for the readout, its whole-row scratch for row normalisers, and the tiles of keys it walks over.
 
 #include <heed/core/fixed_list.hpp>
+#include <heed/engine/query_side.hpp>
 #include <heed/engine/tile/dropout.hpp>
 #include <heed/engine/tile/panel_rows.hpp>
-#include <heed/engine/tile/scores.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {

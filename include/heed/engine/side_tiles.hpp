@@ -4,7 +4,6 @@
 // Lane tiles of a set of query or key rows and of what a score derives of them: rows are columns of the tensor, lanes are tokens.
 
 #include <heed/plug/tile.hpp>
-#include <heed/plug/transform.hpp>
 #include <heed/simd/panel_gemm.hpp>
 #include <heed/simd/scratch.hpp>
 

@@ -14,7 +14,7 @@
 // Memory  as many numbers per key, map and head as KeySide keeps.
 
 #include <heed/engine/jvps.hpp>
-#include <heed/engine/tile/scores.hpp>
+#include <heed/engine/query_side.hpp>
 
 #include <vector>
 

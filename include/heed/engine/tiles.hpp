@@ -19,7 +19,7 @@
 #include <heed/engine/tile/place.hpp>
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
-#include <heed/plug/streaming.hpp>
+#include <heed/plug/streamed_rows.hpp>
 #include <heed/plug/token_inputs.hpp>
 
 #include <memory>

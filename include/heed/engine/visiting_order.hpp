@@ -4,7 +4,7 @@
 // What the workers of a backward call share: the accumulators, and the order in which they are added to.
 
 #include <heed/core/parallel.hpp>
-#include <heed/engine/tile/scores.hpp>
+#include <heed/engine/query_side.hpp>
 
 #include <algorithm>
 #include <atomic>

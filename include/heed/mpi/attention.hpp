@@ -31,27 +31,28 @@ namespace mpi {
 namespace detail {
 
 // The Way of the ring (mpi/rank_call.hpp).
+template <class Op>
 struct Ringing {
-  template <class Op>
-  static constexpr std::size_t kPieces = Op::NormaliserType::maps;
-  template <class Op>
-  [[nodiscard]] static Index step(const Op& op, const Geometry& g, const Options& options) {
-    return ring_step(op, g, options);
+  using Real = typename Op::Scalar;
+  const SharedOp<Real>& op;
+  const Op& typed;
+
+  [[nodiscard]] static std::size_t pieces() { return Op::NormaliserType::maps; }
+  [[nodiscard]] Index step(const Geometry& g, const Options& options) const {
+    return ring_step(typed, g, options);
   }
-  template <class Op>
-  static void require(const Op& op, const Geometry& g, const Sharding& sharding,
-                      const std::string& where) {
-    require_ring(op, g, where);
+  void require(const Geometry& g, const Sharding& sharding, const std::string& where) const {
+    require_ring(typed, g, where);
     heed::require(!Op::ReadoutType::uses_own_rows || keys_of(sharding) == sharding.queries, where,
                   ": the readout reads key and value of its own row; in the ring the shards of "
                   "keys must be those of queries");
   }
-  template <class Comm, class Op>
-  [[nodiscard]] static auto call(const Comm& comm, const Op& op,
-                                 const Inputs<typename Op::Scalar>& in,
-                                 const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
-                                 const Geometry& g, const Options& options) {
-    return RingCall<Op, Comm>(comm, op, in, mask, sharding.queries, keys_of(sharding), g, options);
+  template <class Comm>
+  [[nodiscard]] auto call(const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
+                          const Sharding& sharding, const Geometry& g,
+                          const Options& options) const {
+    return RingCall<Op, Comm>(comm, typed, in, mask, sharding.queries, keys_of(sharding), g,
+                              options);
   }
 };
 
@@ -111,10 +112,13 @@ void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
              const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
-  if (sharding.method == Method::ring)
-    detail::forward_by<detail::Ringing>(comm, op, in, mask, sharding, out, saved, options);
-  else
-    detail::forward_by<detail::Gathering>(comm, op, in, mask, sharding, out, saved, options);
+  if (sharding.method == Method::gather)
+    return detail::forward_gathered(comm, op, in, mask, sharding, out, saved, options);
+  static_assert(check_attention_op<Op>());
+  heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+    detail::forward_by(detail::Ringing<Op>{shared, op}, comm, in, mask, sharding, out, saved,
+                       options);
+  });
 }
 
 // heed::backward() of the whole call. Gradients of queries, keys, values and other inputs per token are written for the
@@ -127,12 +131,14 @@ void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
               const OutputGradients<typename Op::Scalar>& grad_out,
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
-  if (sharding.method == Method::ring)
-    detail::backward_by<detail::Ringing>(comm, op, in, mask, sharding, saved, out, grad_out, grads,
-                                         grad_op, options);
-  else
-    detail::backward_by<detail::Gathering>(comm, op, in, mask, sharding, saved, out, grad_out,
-                                           grads, grad_op, options);
+  if (sharding.method == Method::gather)
+    return detail::backward_gathered(comm, op, in, mask, sharding, saved, out, grad_out, grads,
+                                     grad_op, options);
+  static_assert(check_attention_op<Op>());
+  heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+    detail::backward_by(detail::Ringing<Op>{shared, op}, comm, in, mask, sharding, saved, out,
+                        grad_out, grads, grad_op, options);
+  });
 }
 
 // Overloads for calls that do not fit (engine/mistakes.hpp).
@@ -167,18 +173,23 @@ void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op:
   static_assert(!InputColumns<Op>::any,
                 "heed: gradients in the order of one process are for ops that read no numbers of "
                 "tokens (mpi/gather.hpp)");
-  detail::call_on_ranks<detail::Gathering>(
-      "heed::mpi::backward_in_order", comm, op, in, mask, sharding, options,
-      [&](const auto& call) {
-        require(sharding.method == Method::gather, call.side.where,
-                ": the method is ring, only gathered calls have the bits of one process");
-        call.check_gradients(saved, out, grad_out, grads);
-      },
-      [&](detail::RankStamp& stamp) {
-        detail::RankSide<typename Op::Scalar>::add_gradients(stamp, grad_out, grads,
-                                                             grad_op != nullptr);
-      },
-      [&](auto& run) { run.backward_in_order(saved, out, grad_out, grads, grad_op); });
+  static_assert(check_attention_op<Op>());
+  using Real = typename Op::Scalar;
+  heed::detail::Door<Op>::share(
+      op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+        detail::call_on_ranks(
+            "heed::mpi::backward_in_order", detail::Gathering<Real>{shared}, comm, in, mask,
+            sharding, options,
+            [&](const auto& call) {
+              require(sharding.method == Method::gather, call.side.where,
+                      ": the method is ring, only gathered calls have the bits of one process");
+              call.check_gradients(saved, out, grad_out, grads);
+            },
+            [&](detail::RankStamp& stamp) {
+              detail::RankSide<Real>::add_gradients(stamp, grad_out, grads, grad_op != nullptr);
+            },
+            [&](auto& run) { run.backward_in_order(saved, out, grad_out, grads, gradient); });
+      });
 }
 
 }  // namespace mpi

@@ -17,6 +17,8 @@ extern template class mpi::detail::RankSide<float>;
 extern template class mpi::detail::RankSide<double>;
 extern template class mpi::detail::GatherSide<float, mpi::AnyCommunicator>;
 extern template class mpi::detail::GatherSide<double, mpi::AnyCommunicator>;
+extern template class mpi::detail::GatherCall<float, mpi::AnyCommunicator>;
+extern template class mpi::detail::GatherCall<double, mpi::AnyCommunicator>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

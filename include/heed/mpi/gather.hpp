@@ -22,6 +22,7 @@
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
 
 #include <heed/engine/backward_stage.hpp>
+#include <heed/engine/shared_op.hpp>
 #include <heed/mpi/messages.hpp>
 
 #include <algorithm>
@@ -39,11 +40,9 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
 
-// Results of forward() that backward() needs, for each piece of the rank's queries.
+// Results of forward() that backward() needs.
 template <class Real>
-struct Saved {
-  std::vector<heed::Saved<Real>> pieces;
-};
+using Saved = SavedPieces<Real>;
 
 namespace detail {
 
@@ -316,53 +315,48 @@ class GatherSide {
   GatheredRows<Real> key_, value_, key_inputs_;
 };
 
-// The rank's part of a call of an op.
-template <class Op, class Comm>
-class GatherCall : GatherSide<typename Op::Scalar, Comm> {
- public:
-  using Real = typename Op::Scalar;
+// The rank's part of a call of an op. Gradients of its parameters are added to `grad_op`, if it is given.
+template <class Real, class Comm>
+class GatherCall : GatherSide<Real, Comm> {
   using Side = GatherSide<Real, Comm>;
 
-  GatherCall(const Comm& comm, const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-             const Shards& queries, const Shards& keys, const Options& options)
+ public:
+  GatherCall(const Comm& comm, const SharedOp<Real>& op, const Inputs<Real>& in,
+             const Mask<Real>& mask, const Shards& queries, const Shards& keys,
+             const Options& options)
       : Side(comm, in, mask, queries, keys, options), op_(op) {}
 
   void forward(const Outputs<Real>& out, Saved<Real>* saved) {
-    settle([&](const Op& rehearsal, Saved<Real>& reports) { run(rehearsal, out, &reports); });
-    run(settled(), out, saved);
+    settle([&](const OpTiles<Real>& rehearsal, Saved<Real>& reports) {
+      run(rehearsal, out, &reports);
+    });
+    run(tiles(), out, saved);
   }
 
   // The gradients of the parameters are sums over all ranks.
   void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
-                const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
-    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
-    std::vector<double> parameters(grad_op ? std::size_t(count_parameters()) : 0);
+                const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                OpGradient<Real>* grad_op) {
+    settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
+    std::vector<double> parameters(grad_op ? std::size_t(grad_op->numbers()) : 0);
     Side::backward(
         [&](const auto& in, const auto& of_saved, const auto& of_out, const auto& of_output,
             const auto& of_grads, std::vector<double>& sums) {
-          Op of_piece = op_;
-          heed::backward(settled(), in, mask_, of_saved, of_out, of_output, of_grads,
-                         grad_op ? &of_piece : nullptr, options_);
-          std::size_t at = 0;
-          if (grad_op)
-            of_piece.visit([&](const char*, const auto& param) {
-              for (Index i = 0; i < param.size(); ++i) sums[at++] += double(param[i]);
-            });
+          std::optional<OpGradient<Real>> of_piece;
+          if (grad_op) of_piece.emplace(vjps());
+          Driver::backward(tiles(), vjps(), in, mask_, of_saved, of_out, of_output, of_grads,
+                           of_piece ? &*of_piece : nullptr, options_);
+          if (of_piece) of_piece->add_to(sums.data());
         },
         saved, out, output, grads, parameters);
-    if (!grad_op) return;
-    *grad_op = zeros_like(op_);
-    const double* from = parameters.data();
-    grad_op->visit([&](const char*, auto& param) {
-      for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
-    });
+    if (grad_op) grad_op->add_from(parameters.data());
   }
 
   // The same, with the bits of one process in all gradients. For ops that read no inputs per token.
   void backward_in_order(const Saved<Real>& saved, const StoredView<const Real>& out,
                          const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                         Op* grad_op) {
-    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
+                         OpGradient<Real>* grad_op) {
+    settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
     WidenedTensors<Real> copies(options_.threads);
     const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
     heed::detail::set_zero<Real>({dquery, dextra}, resolve_threads(options_.threads));
@@ -370,7 +364,7 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
         of_values(in_.value.shape(), keys_, grads.value.given()),
         of_bias(mask_.bias.shape(), grads.bias.given());
     heed::detail::HandedOn<Real> on;
-    Op sums = zeros_like(op_);
+    OpGradient<Real> sums(vjps());
     const std::vector<Stage> stages = stages_of(grads.bias.given());
     for (std::size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = stages[s];
@@ -386,8 +380,8 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
           [&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
             if (piece != stage.piece) return;
             const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
-            heed::detail::backward_stage<Op>(
-                settled(), in, mask_, saved.pieces[n], own(out),
+            Driver::backward_stage(
+                tiles(), vjps(), in, mask_, saved.pieces[n], own(out),
                 {own(output.out), own(output.lse), own(output.steps)},
                 {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}, on,
                 last, grad_op ? &sums : nullptr, options_);
@@ -403,9 +397,9 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
     give(of_keys, grads.key);
     give(of_values, grads.value);
     std::vector<Real> all = of_bias.memory();
-    sums.visit([&](const char*, const auto& param) {
-      all.insert(all.end(), param.data(), param.data() + param.size());
-    });
+    std::vector<double> parameters(std::size_t(sums.numbers()));
+    sums.add_to(parameters.data());
+    for (const double number : parameters) all.push_back(Real(number));
     all = Side::from_root(root, std::move(all));
     const Real* from = all.data();
     if (grads.bias.given()) {
@@ -416,16 +410,13 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
           for (Index i = 0; i < s.len; ++i, from += s.dim)
             std::copy_n(from, s.dim, to.row(b, h, i));
     }
-    if (grad_op) {
-      *grad_op = zeros_like(op_);
-      grad_op->visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) param[i] = *from++;
-      });
-    }
+    parameters.assign(from, std::as_const(all).data() + all.size());
+    if (grad_op) grad_op->add_from(parameters.data());
     copies.round();
   }
 
  private:
+  using Driver = heed::detail::Driver<Real>;
   using Side::comm_;
   using Side::in_;
   using Side::keys_;
@@ -443,14 +434,13 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
     Geometry g;
     g.batch = in_.query.shape().batch;
     g.query_heads = in_.query.shape().heads;
-    g.heads = g.query_heads / op_.normaliser.query_heads(1);
+    g.heads = g.query_heads / op_.tiles.normaliser.query_heads(1);
     g.kv_heads = in_.key.shape().heads;
     g.len_q = queries_.len();
     g.len_kv = keys_.len();
     g.dim_qk = in_.key.shape().dim;
     g.dim_v = in_.value.shape().dim;
-    const heed::detail::OpTilesOf<Op> of(op_);
-    const auto family = heed::detail::family_of(of.tiles(), g, mask_.bias.shape(), bias);
+    const auto family = heed::detail::family_of(op_.tiles, g, mask_.bias.shape(), bias);
     std::vector<Stage> of_member, stages;
     for (int r = 0; r < comm_.size(); ++r)
       for (const Tokens& piece : queries_.pieces(r)) of_member.push_back({0, piece, r});
@@ -463,49 +453,51 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
       }
     return stages;
   }
-  [[nodiscard]] Index count_parameters() const {
-    Index count = 0;
-    op_.visit([&](const char*, const auto& param) { count += param.size(); });
-    return count;
-  }
 
-  void run(const Op& op, const Outputs<Real>& out, Saved<Real>* saved) const {
+  void run(const OpTiles<Real>& op, const Outputs<Real>& out, Saved<Real>* saved) const {
     Side::forward(
         [&](const Inputs<Real>& in, const Outputs<Real>& of_piece, heed::Saved<Real>* reports) {
-          heed::forward(op, in, mask_, of_piece, reports, options_);
+          Driver::forward(op, in, mask_, of_piece, reports, options_);
         },
         out, saved);
   }
 
-  [[nodiscard]] const Op& settled() const { return settled_ ? *settled_ : op_; }
+  [[nodiscard]] OpTiles<Real> with(const ReadoutTiles<Real>& readout) const {
+    return {op_.tiles.score, op_.tiles.normaliser, readout, op_.tiles.columns, op_.tiles.type};
+  }
+  // The op, settled where its rows depend on each other.
+  [[nodiscard]] OpTiles<Real> tiles() const {
+    return with(settled_ ? *settled_ : op_.tiles.readout);
+  }
+  [[nodiscard]] OpVjps<Real> vjps() const {
+    return {op_.vjps.score, op_.vjps.normaliser, settled_vjps_ ? *settled_vjps_ : op_.vjps.readout};
+  }
   // Settles an op whose rows depend on each other: rehearse(op, reports) finds the reports of the
   // rank's rows, and the reports of all ranks are gathered.
   template <class Rehearse>
   void settle(Rehearse&& rehearse) {
-    if constexpr (Op::ReadoutType::rehearses)
-      if (op_.readout.needs_rehearsal()) {
-        settled_.emplace(op_);
-        settled_->readout = op_.readout.rehearsal();
-        Saved<Real> own;
-        rehearse(*settled_, own);
-        heed::Saved<Real> all = Side::gather_reports(
-            own, in_.query.shape().heads / op_.normaliser.query_heads(1), report_names());
-        settled_.emplace(op_);
-        settled_->readout.settle(all);
-      }
+    if (!op_.tiles.readout.needs_rehearsal()) return;
+    const std::unique_ptr<ReadoutTiles<Real>> rehearsal = op_.tiles.readout.rehearsal();
+    Saved<Real> own;
+    rehearse(with(*rehearsal), own);
+    const heed::Saved<Real> all = Side::gather_reports(
+        own, in_.query.shape().heads / op_.tiles.normaliser.query_heads(1), report_names());
+    settled_ = op_.tiles.readout.settled(all);
+    settled_vjps_ = op_.vjps.readout.settled(all);
   }
-  [[nodiscard]] static std::vector<std::string> report_names() {
-    using Normaliser = typename Op::NormaliserType;
-    using Readout = typename Op::ReadoutType;
+  [[nodiscard]] std::vector<std::string> report_names() const {
     std::vector<std::string> names;
-    for (int d = 0; d < Normaliser::diagnostics; ++d)
-      names.push_back(Normaliser::diagnostic_name(d));
-    for (int d = 0; d < Readout::diagnostics; ++d) names.push_back(Readout::diagnostic_name(d));
+    const auto add = [&](const auto& part) {
+      for (int d = 0; d < part.traits.diagnostics; ++d) names.push_back(part.diagnostic_name(d));
+    };
+    add(op_.tiles.normaliser);
+    add(op_.tiles.readout);
     return names;
   }
 
-  const Op& op_;
-  std::optional<Op> settled_;
+  const SharedOp<Real>& op_;
+  std::unique_ptr<ReadoutTiles<Real>> settled_;
+  std::unique_ptr<ReadoutVjps<Real>> settled_vjps_;
 };
 
 }  // namespace detail

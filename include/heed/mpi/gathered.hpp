@@ -13,23 +13,43 @@ namespace mpi {
 namespace detail {
 
 // The Way of gathered calls (mpi/rank_call.hpp).
+template <class Real>
 struct Gathering {
-  template <class Op>
-  static constexpr std::size_t kPieces = 1;
-  template <class Op>
-  [[nodiscard]] static Index step(const Op& op, const Geometry& g, const Options& options) {
-    return share_step(op, g, options);
+  const SharedOp<Real>& op;
+
+  [[nodiscard]] static std::size_t pieces() { return 1; }
+  [[nodiscard]] Index step(const Geometry& g, const Options& options) const {
+    return heed::detail::Driver<Real>::share_step(op.tiles, g, options);
   }
-  template <class Op>
-  static void require(const Op&, const Geometry&, const Sharding&, const std::string&) {}
-  template <class Comm, class Op>
-  [[nodiscard]] static auto call(const Comm& comm, const Op& op,
-                                 const Inputs<typename Op::Scalar>& in,
-                                 const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
-                                 const Geometry&, const Options& options) {
-    return GatherCall<Op, Comm>(comm, op, in, mask, sharding.queries, keys_of(sharding), options);
+  static void require(const Geometry&, const Sharding&, const std::string&) {}
+  template <class Comm>
+  [[nodiscard]] auto call(const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
+                          const Sharding& sharding, const Geometry&, const Options& options) const {
+    return GatherCall<Real, Comm>(comm, op, in, mask, sharding.queries, keys_of(sharding), options);
   }
 };
+
+template <class Comm, class Op, class Real = typename Op::Scalar>
+void forward_gathered(const Comm& comm, const Op& op, const Inputs<Real>& in,
+                      const Mask<Real>& mask, const Sharding& sharding, const Outputs<Real>& out,
+                      Saved<Real>* saved, const Options& options) {
+  static_assert(check_attention_op<Op>());
+  heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+    forward_by(Gathering<Real>{shared}, comm, in, mask, sharding, out, saved, options);
+  });
+}
+template <class Comm, class Op, class Real = typename Op::Scalar>
+void backward_gathered(const Comm& comm, const Op& op, const Inputs<Real>& in,
+                       const Mask<Real>& mask, const Sharding& sharding, const Saved<Real>& saved,
+                       const StoredView<const Real>& out, const OutputGradients<Real>& grad_out,
+                       const Gradients<Real>& grads, Op* grad_op, const Options& options) {
+  static_assert(check_attention_op<Op>());
+  heed::detail::Door<Op>::share(op, grad_op,
+                                [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+                                  backward_by(Gathering<Real>{shared}, comm, in, mask, sharding,
+                                              saved, out, grad_out, grads, gradient, options);
+                                });
+}
 
 }  // namespace detail
 
@@ -39,7 +59,7 @@ void forward_gathered(const Comm& comm, const Op& op, const Inputs<typename Op::
                       const Mask<typename Op::Scalar>& mask, const Shards& shards,
                       const Outputs<typename Op::Scalar>& out,
                       Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
-  detail::forward_by<detail::Gathering>(comm, op, in, mask, Sharding{shards}, out, saved, options);
+  detail::forward_gathered(comm, op, in, mask, Sharding{shards}, out, saved, options);
 }
 
 // backward() with Method::gather.
@@ -51,8 +71,8 @@ void backward_gathered(const Comm& comm, const Op& op, const Inputs<typename Op:
                        const OutputGradients<typename Op::Scalar>& grad_out,
                        const Gradients<typename Op::Scalar>& grads,
                        std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
-  detail::backward_by<detail::Gathering>(comm, op, in, mask, Sharding{shards}, saved, out, grad_out,
-                                         grads, grad_op, options);
+  detail::backward_gathered(comm, op, in, mask, Sharding{shards}, saved, out, grad_out, grads,
+                            grad_op, options);
 }
 
 }  // namespace mpi

@@ -4,13 +4,13 @@
 // A rank's side of a call whose tokens are spread over ranks: its checks, the comparison of all ranks, and the way from the
 // functions of mpi/attention.hpp and mpi/gathered.hpp to the code that computes the call: a Way, with the members
 //
-//   step(op, g, options)          multiples at which shards of queries may begin
-//   require(op, g, sharding, where)   throws where it does not take the call
-//   kPieces<Op>                   number of results that backward() keeps for each piece of the queries
-//   call(comm, op, in, mask, sharding, g, options)   an object with forward() and backward()
+//   op                              the op (engine/shared_op.hpp)
+//   step(g, options)                multiples at which shards of queries may begin
+//   require(g, sharding, where)     throws where it does not take the call
+//   pieces()                        number of results that backward() keeps for each piece of the queries
+//   call(comm, in, mask, sharding, g, options)   an object with forward() and backward()
 
 #include <heed/core/digest.hpp>
-#include <heed/core/type_text.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/mask_stamp.hpp>
 #include <heed/mpi/gather.hpp>
@@ -213,39 +213,32 @@ class RankSide {
 };
 
 // A rank's side of a call of an op.
-template <class Op, class Way>
+template <class Real, class Way>
 struct RankCall {
-  using Real = typename Op::Scalar;
-  const Op& op;
+  const Way& way;
   RankSide<Real> side;
-  heed::detail::OpTilesOf<Op> of_op{op};
-  OpTiles<Real> tiles = of_op.tiles();
 
   // Throws if the inputs do not fit the shards or each other.
   void check() {
     require_options<Real>(side.options, side.where);
-    side.geometry = geometry_of(tiles, side.check_views(), side.where);
-    side.check_shards(Way::step(op, side.geometry, side.options));
-    Way::require(op, side.geometry, side.sharding, side.where);
+    side.geometry = geometry_of(way.op.tiles, side.check_views(), side.where);
+    side.check_shards(way.step(side.geometry, side.options));
+    way.require(side.geometry, side.sharding, side.where);
   }
   void check_outputs(const Outputs<Real>& out) const {
     Geometry own = side.own_geometry();
     own.len_kv = side.geometry.len_kv;
-    heed::detail::check_outputs(tiles, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
+    heed::detail::check_outputs(way.op.tiles, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
   }
   void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
                        const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
-    side.check_pieces(saved, Way::template kPieces<Op>);
-    heed::detail::check_backward(tiles, side.own_geometry(), side.in, side.mask, out, output, grads,
-                                 side.where);
+    side.check_pieces(saved, way.pieces());
+    heed::detail::check_backward(way.op.tiles, side.own_geometry(), side.in, side.mask, out, output,
+                                 grads, side.where);
   }
   [[nodiscard]] RankStamp stamp() const {
-    Digest parameters;
-    op.visit([&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
-    });
-    return side.stamp(heed::detail::type_text<Op>(), scale_of(tiles, side.geometry, side.options),
-                      parameters);
+    return side.stamp(way.op.type, scale_of(way.op.tiles, side.geometry, side.options),
+                      way.op.parameters);
   }
 };
 
@@ -270,15 +263,13 @@ template <class Real>
 
 // The common part of all calls: after check(call) has found no fault and all ranks agree, calls
 // f(run) with the prepared mask. add(stamp) adds to what they must agree in.
-template <class Way, class Comm, class Op, class Check, class Add, class F>
-void call_on_ranks(const char* door, const Comm& comm, const Op& op,
-                   const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
-                   const Sharding& sharding, const Options& options, Check&& check, Add&& add,
-                   F&& f) {
-  static_assert(check_attention_op<Op>());
-  RankCall<Op, Way> call{op,
-                         {in, mask, sharding, options, comm.rank(), comm.size(),
-                          heed::detail::door_name(door, options.name)}};
+template <class Way, class Comm, class Real, class Check, class Add, class F>
+void call_on_ranks(const char* door, const Way& way, const Comm& comm, const Inputs<Real>& in,
+                   const Mask<Real>& mask, const Sharding& sharding, const Options& options,
+                   Check&& check, Add&& add, F&& f) {
+  RankCall<Real, Way> call{way,
+                           {in, mask, sharding, options, comm.rank(), comm.size(),
+                            heed::detail::door_name(door, options.name)}};
   agree(comm, call.side.where, [&] {
     call.check();
     check(call);
@@ -287,36 +278,34 @@ void call_on_ranks(const char* door, const Comm& comm, const Op& op,
     return stamp;
   });
   const Geometry& g = call.side.geometry;
-  const Mask<typename Op::Scalar> asked = asked_once(mask, g, options.threads);
-  auto run = Way::call(comm, op, in, asked, sharding, g, options);
+  const Mask<Real> asked = asked_once(mask, g, options.threads);
+  auto run = way.call(comm, in, asked, sharding, g, options);
   f(run);
 }
 
-template <class Way, class Comm, class Op>
-void forward_by(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
-                const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
-                const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved,
+template <class Way, class Comm, class Real>
+void forward_by(const Way& way, const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
+                const Sharding& sharding, const Outputs<Real>& out, Saved<Real>* saved,
                 const Options& options) {
   if (saved) saved->pieces.clear();
-  call_on_ranks<Way>(
-      "heed::mpi::forward", comm, op, in, mask, sharding, options,
+  call_on_ranks(
+      "heed::mpi::forward", way, comm, in, mask, sharding, options,
       [&](const auto& call) { call.check_outputs(out); },
-      [&](RankStamp& stamp) { RankSide<typename Op::Scalar>::add_outputs(stamp, out); },
+      [&](RankStamp& stamp) { RankSide<Real>::add_outputs(stamp, out); },
       [&](auto& run) { run.forward(out, saved); });
 }
 
-template <class Way, class Comm, class Op>
-void backward_by(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
-                 const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
-                 const Saved<typename Op::Scalar>& saved,
-                 const StoredView<const typename Op::Scalar>& out,
-                 const OutputGradients<typename Op::Scalar>& grad_out,
-                 const Gradients<typename Op::Scalar>& grads, Op* grad_op, const Options& options) {
-  call_on_ranks<Way>(
-      "heed::mpi::backward", comm, op, in, mask, sharding, options,
+// Gradient: that of the op's type, or an OpGradient.
+template <class Way, class Comm, class Real, class Gradient>
+void backward_by(const Way& way, const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
+                 const Sharding& sharding, const Saved<Real>& saved,
+                 const StoredView<const Real>& out, const OutputGradients<Real>& grad_out,
+                 const Gradients<Real>& grads, Gradient* grad_op, const Options& options) {
+  call_on_ranks(
+      "heed::mpi::backward", way, comm, in, mask, sharding, options,
       [&](const auto& call) { call.check_gradients(saved, out, grad_out, grads); },
       [&](RankStamp& stamp) {
-        RankSide<typename Op::Scalar>::add_gradients(stamp, grad_out, grads, grad_op != nullptr);
+        RankSide<Real>::add_gradients(stamp, grad_out, grads, grad_op != nullptr);
       },
       [&](auto& run) { run.backward(saved, out, grad_out, grads, grad_op); });
 }

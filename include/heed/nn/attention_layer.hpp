@@ -5,7 +5,6 @@
 
 #include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
-#include <heed/mpi/gathered.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
 
@@ -153,8 +152,9 @@ class OpStage {
     saved_of_rank_.pieces.clear();
     if (c.spread != nullptr) {
       saved_ = {};
-      return mpi::forward_gathered(c.spread->comm, op, in, mask, c.spread->shards, to,
-                                   &saved_of_rank_, of_call);
+      return heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+        c.spread->forward({shared, in, mask, of_call}, to, saved_of_rank_);
+      });
     }
     if (in.first_query == 0) return heed::forward(op, in, mask, to, &saved_, of_call);
     PackedInputs<Real> moved = in;
@@ -177,10 +177,13 @@ class OpStage {
     }
     const Options of_call = options(c, in.query.shape().len);
     if (c.spread != nullptr) {
-      mpi::backward_gathered(c.spread->comm, op, in, mask, c.spread->shards, saved_of_rank_, out,
-                             output, grads, &own, of_call);
+      heed::detail::Door<Op>::share(
+          op, &own, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+            c.spread->backward({shared, in, mask, of_call}, saved_of_rank_, out, output, grads,
+                               gradient);
+          });
       // Each rank has the gradient of all ranks; only one of them adds it.
-      if (c.spread->comm.rank() != 0) return;
+      if (c.spread->rank() != 0) return;
     } else {
       heed::backward(op, in, mask, saved_, out, output, grads, &own, of_call);
     }
@@ -313,7 +316,7 @@ class OpStage {
 
   Op grad_;
   Saved<Real> saved_;
-  mpi::Saved<Real> saved_of_rank_;  // where tokens are spread
+  SavedPieces<Real> saved_of_rank_;  // where tokens are spread
   std::vector<Real> steps_, dsteps_;
   double ponder_ = 0;
   double dropout_rate_ = 0;

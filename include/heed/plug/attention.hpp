@@ -11,7 +11,6 @@
 
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
-#include <heed/plug/row_kit.hpp>
 #include <heed/plug/score.hpp>
 #include <heed/plug/softmax.hpp>
 

@@ -7,10 +7,8 @@
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>
-#include <heed/plug/formula_probe.hpp>
-#include <heed/plug/row_formula.hpp>
+#include <heed/plug/row_calls.hpp>
 #include <heed/plug/token_inputs.hpp>
-#include <heed/plug/transform.hpp>
 
 #include <type_traits>
 
@@ -48,6 +46,10 @@ consteval bool find_positions() {
 template <class Score>
 inline constexpr bool names_positions = find_positions<Score>();
 
+// Checks the members of a streaming normaliser on probes; plug/streaming.hpp brings it.
+template <class Normaliser, class Real>
+struct StreamProbe;
+
 // Finds a member called score_vjp, whatever its signature: if the score has one, the name is
 // ambiguous in a class that inherits both.
 struct AnyScoreVjp {
@@ -82,18 +84,6 @@ inline constexpr bool has_features = requires(const Score& score, const Row& row
   Rows::of(score, row, p, f);
 };
 
-// True if the weights of a row have a reference(), or follow from a formula.
-template <class Normaliser, class S>
-inline constexpr bool has_reference = requires(const Normaliser& n, const LongHandRow<S>& row) {
-  { n.reference(row) } -> std::convertible_to<std::vector<S>>;
-};
-template <class Normaliser, class S>
-inline constexpr bool is_row_formula =
-    !Normaliser::streams &&
-    requires(const Normaliser& n, const LongHandFormulaRow<Normaliser, S>& row) {
-  row.keep(n.forward(row));
-};
-
 }  // namespace detail
 
 template <class Score, class Real>
@@ -123,6 +113,10 @@ consteval bool check_score() {
   static_assert(
       !detail::names_score_vjp<Score> || HasScoreVjp<Score, Pack<Real>>,
       "heed: score_vjp must be callable as score_vjp(pair, p, g, d, dp) (plug/score.hpp)");
+  static_assert(HasScoreVjp<Score, Pack<Real>> || detail::knows_lane_duals<Pack<Real>>,
+                "heed: a score without score_vjp() is differentiated on dual numbers: add a line "
+                "`#include <heed/autodiff/lane_dual.hpp>`, or have its formula in an OwnScore "
+                "(plug/own_score.hpp)");
   if constexpr (sums_inputs<Score>)
     static_assert(
         requires(const Score s) { s.summand(1.0); } && key_inputs_of<Score> > 0 &&
@@ -208,8 +202,11 @@ consteval bool check_normaliser() {
     static_assert(
         requires { typename Normaliser::State; },
         "heed: a streaming normaliser inherits StreamedRows<Real, numbers> (plug/streaming.hpp)");
-    if constexpr (requires { typename Normaliser::State; })
-      static_assert(detail::probe_stream<Normaliser, typename Normaliser::State, Real>());
+    if constexpr (requires {
+                    typename Normaliser::State;
+                    sizeof(detail::StreamProbe<Normaliser, Real>);
+                  })
+      static_assert(detail::StreamProbe<Normaliser, Real>::check());
     static_assert(
         requires(const Normaliser n, const typename Normaliser::State& state, P score) {
           { n.weight(state, score) } -> std::convertible_to<P>;
@@ -238,20 +235,13 @@ consteval bool check_normaliser() {
       static_assert(!Normaliser::differentiates_lse,
                     "heed: a normaliser without vjp() gives no lse of its own: "
                     "differentiates_lse needs vjp(RowBlock&, grad) (plug/normaliser.hpp)");
-      using Row = detail::TapedRow<Normaliser, Real>;
       static_assert(
-          requires(const Normaliser n, const Row& row) { n.forward(row); },
+          detail::knows_row_formulas<Normaliser, Real>,
           "heed: a row normaliser needs vjp(RowBlock&, grad) const beside forward(RowBlock&) "
-          "const, or else "
-          "`auto forward(const auto& row) const` alone, which heed differentiates "
-          "(plug/row_formula.hpp)");
-      static_assert(
-          requires(const Normaliser n, const Row& row) {
-            requires detail::is_row_term<std::remove_cvref_t<decltype(n.forward(row))>>;
-          },
-          "heed: forward(row) of a normaliser without vjp() cannot be differentiated: it returns "
-          "no number per pair that is made of row.score() by + - * / and the words of heed::math; "
-          "std::exp and its like lose the derivative (plug/row_formula.hpp)");
+          "const, or else `auto forward(const auto& row) const` alone and a line "
+          "`#include <heed/plug/row_formula.hpp>`, which differentiates it");
+      if constexpr (detail::knows_row_formulas<Normaliser, Real>)
+        static_assert(detail::RowFormula<Normaliser, Real>::check());
     }
   }
   return true;
@@ -296,39 +286,6 @@ consteval bool check_readout() {
         },
         "heed: a readout needs vjp(panel, grad) const (plug/readout.hpp)");
   }
-  return true;
-}
-
-// Fails to compile, with one sentence, when a part of Op has no reference() for
-// reference/reference.hpp. Row: the row type by which the reference calls features.
-template <class Op, class Row>
-consteval bool check_long_hand() {
-  using S = typename Op::Scalar;
-  using Score = typename Op::ScoreType;
-  using Normaliser = typename Op::NormaliserType;
-  static_assert(
-      requires(const Score& s, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p) {
-        { s.score(pair, p) } -> std::convertible_to<S>;
-      },
-      "heed: the reference, and so check_op, runs score() on plain numbers, too: a score needs "
-      "`template <class S> S score(const PairOf<Score, S>& pair, const auto& p) const` "
-      "(plug/score.hpp)");
-  static_assert(
-      detail::has_features<detail::OfQueries, Score, Row> &&
-          detail::has_features<detail::OfKeys, Score, Row>,
-      "heed: the reference, and so check_op, runs features on plain numbers, too: they need "
-      "`template <class Row, class S> void query_features_of(const Row& row, S* f) const`, and "
-      "key_features_of alike (plug/score.hpp)");
-  static_assert(
-      detail::has_reference<Normaliser, S> || detail::is_row_formula<Normaliser, S>,
-      "heed: a normaliser without reference() cannot be compared with one by check_op: add "
-      "`template <class S> std::vector<S> reference(const LongHandRow<S>& row) const`, the weights "
-      "of one row in plain loops (plug/normaliser.hpp)");
-  static_assert(
-      requires(const Op& op, ReadoutContext<S>& context) { op.read_out_reference(context); },
-      "heed: a readout without reference() cannot be compared with one by check_op: add "
-      "`template <class S> void reference(ReadoutContext<S>& context) const`, its output in plain "
-      "loops (plug/readout.hpp)");
   return true;
 }
 

@@ -2,15 +2,18 @@
 #pragma once
 
 // The derivative of a score: its own score_vjp, or, without one, score() on dual numbers. A user's
-// score without a derivative thus still gets a fused backward in O(len) memory.
+// score without a derivative thus still gets a fused backward in O(len) memory. Whoever writes one includes
+// autodiff/lane_dual.hpp, which has these numbers, or plug/own_score.hpp, which brings it.
 
-#include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/score.hpp>
 
 #include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
+
+template <class S, int Count>
+struct LaneDual;
 
 template <class Score, class S>
 concept HasScoreVjp = requires(const Score& score, const PairOf<Score, S>& pair,
@@ -20,6 +23,19 @@ concept HasScoreVjp = requires(const Score& score, const PairOf<Score, S>& pair,
 };
 
 namespace detail {
+
+// Is autodiff/lane_dual.hpp included?
+template <class S>
+inline constexpr bool knows_lane_duals = requires {
+  sizeof(LaneDual<S, 1>);
+};
+
+// The slope of summand(x) of a score that sums its inputs.
+template <class Score, class S>
+[[nodiscard]] S slope_of_summand(const Score& score, const S& x) {
+  const auto y = score.summand(LaneDual<S, 1>::template variable<0>(x));
+  return y.moves[0] ? y.grad[0] : S(0);
+}
 
 // Calls f(n, value) for every differentiable field that pairs of this score have, in one pair, or
 // in several at once; the constant n = 0, 1, ... is the field's direction.

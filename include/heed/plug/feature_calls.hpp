@@ -12,8 +12,8 @@
 //
 // S is a pack of rows; for hvp() it is a dual number of packs, in the features and in their vjp.
 
-#include <heed/autodiff/lane_dual.hpp>
 #include <heed/core/error.hpp>
+#include <heed/plug/derivative.hpp>
 #include <heed/plug/score.hpp>
 #include <heed/plug/token_inputs.hpp>
 

@@ -131,27 +131,32 @@ template <class Result>
 inline constexpr bool is_of_cmath = std::is_same_v<std::remove_cvref_t<Result>, long double>;
 
 // The check of a streaming normaliser that plug/check.hpp makes before the engine compiles it.
-template <class Normaliser, class State, class Real>
-consteval bool probe_stream() {
+template <class Normaliser, class Real>
+struct StreamProbe {
+  using State = typename Normaliser::State;
   using S = Probe<Real>;
-  if constexpr (requires(const Normaliser& n, const State& state, const S& x) {
-                  n.weight(state, x);
-                })
-    static_assert(!is_of_cmath<decltype(probe_weight(std::declval<const Normaliser&>(),
-                                                     std::declval<const State&>(),
-                                                     std::declval<const S&>()))>,
-                  "heed: weight() gets vectors of pairs, which std::exp and its like do not take: "
-                  "use heed::math::exp and its like (plug/own_score.hpp lists them)");
-  if constexpr (requires(const Normaliser& n, const State& state, const S& x) {
-                  n.dscore(state, x, x, x, x);
-                })
-    static_assert(!is_of_cmath<decltype(probe_dscore(std::declval<const Normaliser&>(),
-                                                     std::declval<const State&>(),
-                                                     std::declval<const S&>()))>,
-                  "heed: dscore() gets vectors of pairs, which std::exp and its like do not take: "
-                  "use heed::math::exp and its like (plug/own_score.hpp lists them)");
-  return true;
-}
+  static consteval bool check() {
+    if constexpr (requires(const Normaliser& n, const State& state, const S& x) {
+                    n.weight(state, x);
+                  })
+      static_assert(
+          !is_of_cmath<decltype(probe_weight(std::declval<const Normaliser&>(),
+                                             std::declval<const State&>(),
+                                             std::declval<const S&>()))>,
+          "heed: weight() gets vectors of pairs, which std::exp and its like do not take: "
+          "use heed::math::exp and its like (plug/own_score.hpp lists them)");
+    if constexpr (requires(const Normaliser& n, const State& state, const S& x) {
+                    n.dscore(state, x, x, x, x);
+                  })
+      static_assert(
+          !is_of_cmath<decltype(probe_dscore(std::declval<const Normaliser&>(),
+                                             std::declval<const State&>(),
+                                             std::declval<const S&>()))>,
+          "heed: dscore() gets vectors of pairs, which std::exp and its like do not take: "
+          "use heed::math::exp and its like (plug/own_score.hpp lists them)");
+    return true;
+  }
+};
 
 }  // namespace detail
 

@@ -62,6 +62,7 @@
 // Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range, and where score()
 //         reads an entry of p, pair.query or pair.key that does not exist: each call runs it once on doubles to find out.
 
+#include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>

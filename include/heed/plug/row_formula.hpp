@@ -2,7 +2,7 @@
 #pragma once
 
 // A row normaliser given by its formula alone: forward(row) returns the weights, and heed derives
-// both passes and the reference from it.
+// both passes and the reference from it. Whoever writes one includes this header.
 //
 //   template <class T>
 //   struct Sink : heed::PlainRows {                               // softmax with a further place, of learnt height
@@ -53,21 +53,12 @@
 // Errors  std::invalid_argument where learnt() reads a parameter that `parameters` does not name, or an entry that does not
 //         exist, and where query_input() or key_input() reads a number that does not exist.
 
+#include <heed/plug/row_calls.hpp>
 #include <heed/plug/row_long_hand.hpp>
 #include <heed/plug/token_inputs.hpp>
 
-#include <concepts>
-
 namespace heed {
 inline namespace HEED_ABI {
-
-// True if the normaliser has a vjp() written by hand.
-template <class Normaliser, class Real>
-concept HasRowVjp = requires(const Normaliser& normaliser, RowBlock<Real>& block,
-                             Normaliser& grad) {
-  normaliser.vjp(block, grad);
-};
-
 namespace detail {
 
 // A table with a number per query in each entry.
@@ -308,31 +299,21 @@ void write_no_lse(const RowBlock<Real>& block, int v) {
   }
 }
 
-}  // namespace detail
-
-// forward(block) of a row normaliser, written by hand or derived from its formula: block.scores[0] becomes the weights.
+// A formula's passes and reference. Real, or S, is the scalar of its parameters.
 template <class Normaliser, class Real>
-void normalise_rows(const Normaliser& normaliser, RowBlock<Real>& block) {
-  if constexpr (HasRowVjp<Normaliser, Real>) {
-    normaliser.forward(block);
-  } else {
-    detail::RowTape<Real> tape(&block, false);
-    const detail::TapedRow<Normaliser, Real> row(tape, normaliser, nullptr);
+struct RowFormula {
+  static void forward(const Normaliser& normaliser, RowBlock<Real>& block) {
+    RowTape<Real> tape(&block, false);
+    const TapedRow<Normaliser, Real> row(tape, normaliser, nullptr);
     for (int v = 0; v < block.vectors; ++v) {
       tape.begin(v);
-      detail::write_no_lse<Normaliser>(block, v);
+      write_no_lse<Normaliser>(block, v);
       tape.write_weights(normaliser.forward(row).e);
     }
   }
-}
-// vjp(block, grad), written by hand or derived.
-template <class Normaliser, class Real>
-void normalise_rows_vjp(const Normaliser& normaliser, RowBlock<Real>& block, Normaliser& grad) {
-  if constexpr (HasRowVjp<Normaliser, Real>) {
-    normaliser.vjp(block, grad);
-  } else {
-    detail::RowTape<Real> tape(&block, true);
-    const detail::TapedRow<Normaliser, Real> row(tape, normaliser, &grad);
+  static void vjp(const Normaliser& normaliser, RowBlock<Real>& block, Normaliser& grad) {
+    RowTape<Real> tape(&block, true);
+    const TapedRow<Normaliser, Real> row(tape, normaliser, &grad);
     for (int v = 0; v < block.vectors; ++v) {
       tape.begin(v);
       if constexpr (Normaliser::uses_extra)
@@ -340,34 +321,47 @@ void normalise_rows_vjp(const Normaliser& normaliser, RowBlock<Real>& block, Nor
       tape.write_gradients(normaliser.forward(row).e);
     }
   }
-}
-// Number of scratch tiles of the size of one map that forward() or vjp() needs.
-template <class Real, class Normaliser>
-[[nodiscard]] Index row_work_tiles(const Normaliser& normaliser, bool backward) {
-  if constexpr (HasRowVjp<Normaliser, Real>) {
-    return normaliser.work_tiles(backward);
-  } else {
-    // Runs the formula without rows to count columns. With `grad` parameters count as learnt, so
-    // that the columns of their adjoints count, too.
+  // Runs the formula without rows to count columns. With `grad` parameters count as learnt, so that the columns of their
+  // adjoints count, too.
+  [[nodiscard]] static Index work_tiles(const Normaliser& normaliser, bool backward) {
     Normaliser grad = normaliser;
-    detail::RowTape<Real> tape(nullptr, backward);
+    RowTape<Real> tape(nullptr, backward);
     tape.begin(0);
     (void)normaliser.forward(
-        detail::TapedRow<Normaliser, Real>(tape, normaliser, backward ? &grad : nullptr));
+        TapedRow<Normaliser, Real>(tape, normaliser, backward ? &grad : nullptr));
     return tape.columns();
   }
-}
-// Reference: the weights of one row.
-template <class Normaliser, class S>
-[[nodiscard]] std::vector<S> long_hand_weights(const Normaliser& normaliser,
-                                               const LongHandRow<S>& row) {
-  if constexpr (requires { normaliser.reference(row); }) {
-    return normaliser.reference(row);
-  } else {
-    const detail::LongHandFormulaRow<Normaliser, S> formula(normaliser, row);
+  [[nodiscard]] static std::vector<Real> reference(const Normaliser& normaliser,
+                                                   const LongHandRow<Real>& row) {
+    const LongHandFormulaRow<Normaliser, Real> formula(normaliser, row);
     return formula.keep(normaliser.forward(formula)).e.x;
   }
-}
 
+  // Has the formula a reference?
+  [[nodiscard]] static consteval bool has_reference() {
+    return requires(const Normaliser& n, const LongHandFormulaRow<Normaliser, Real>& row) {
+      row.keep(n.forward(row));
+    };
+  }
+  // The check of plug/check.hpp.
+  static consteval bool check() {
+    using Row = TapedRow<Normaliser, Real>;
+    static_assert(
+        requires(const Normaliser n, const Row& row) { n.forward(row); },
+        "heed: a row normaliser needs vjp(RowBlock&, grad) const beside forward(RowBlock&) const, "
+        "or else `auto forward(const auto& row) const` alone, which heed differentiates "
+        "(plug/row_formula.hpp)");
+    static_assert(
+        requires(const Normaliser n, const Row& row) {
+          requires is_row_term<std::remove_cvref_t<decltype(n.forward(row))>>;
+        },
+        "heed: forward(row) of a normaliser without vjp() cannot be differentiated: it returns "
+        "no number per pair that is made of row.score() by + - * / and the words of heed::math; "
+        "std::exp and its like lose the derivative (plug/row_formula.hpp)");
+    return true;
+  }
+};
+
+}  // namespace detail
 }  // namespace HEED_ABI
 }  // namespace heed

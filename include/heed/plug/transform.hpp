@@ -51,26 +51,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-enum class RowSide { query, key };
-
-// Vector v of rows in lanes, to be transformed in place.
-template <class Real>
-struct LaneRowInPlace {
-  using Scalar = Pack<Real>;
-  LaneTile<Real> tile;
-  LaneTile<const Real> before;  // the rows that restore() brings back
-  int vector = 0;
-  Pack<Real> position = Real(0);
-
-  [[nodiscard]] Index dim() const { return tile.rows; }
-  [[nodiscard]] Pack<Real> operator()(Index c) const { return tile.load(c, vector); }
-  void set(Index c, Pack<Real> x) const { tile.store(c, vector, x); }
-  [[nodiscard]] Pack<Real> index() const { return position; }
-  void restore() const {
-    for (Index c = 0; c < dim(); ++c) set(c, before.load(c, vector));
-  }
-};
-
 struct NoTransform {};
 
 struct PlainTransform {

@@ -20,7 +20,7 @@
 
 #include <heed/autodiff/tape.hpp>
 #include <heed/plug/check.hpp>
-#include <heed/plug/row_formula.hpp>
+#include <heed/plug/row_calls.hpp>
 #include <heed/reference/rows.hpp>
 #include <heed/simd/keep_bits.hpp>
 
@@ -270,12 +270,53 @@ class Forward {
 
 }  // namespace detail
 
+// Fails to compile, with one sentence, when a part of Op has no reference().
+template <class Op>
+consteval bool check_long_hand() {
+  using S = typename Op::Scalar;
+  using Row = reference::Row<S>;
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  static_assert(
+      requires(const Score& s, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p) {
+        { s.score(pair, p) } -> std::convertible_to<S>;
+      },
+      "heed: the reference, and so check_op, runs score() on plain numbers, too: a score needs "
+      "`template <class S> S score(const PairOf<Score, S>& pair, const auto& p) const` "
+      "(plug/score.hpp)");
+  static_assert(
+      heed::detail::has_features<heed::detail::OfQueries, Score, Row> &&
+          heed::detail::has_features<heed::detail::OfKeys, Score, Row>,
+      "heed: the reference, and so check_op, runs features on plain numbers, too: they need "
+      "`template <class Row, class S> void query_features_of(const Row& row, S* f) const`, and "
+      "key_features_of alike (plug/score.hpp)");
+  constexpr bool has_weights = [] {
+    if constexpr (heed::detail::has_reference<Normaliser, S>)
+      return true;
+    else if constexpr (!Normaliser::streams && heed::detail::knows_row_formulas<Normaliser, S>)
+      return heed::detail::RowFormula<Normaliser, S>::has_reference();
+    else
+      return false;
+  }();
+  static_assert(
+      has_weights,
+      "heed: a normaliser without reference() cannot be compared with one by check_op: add "
+      "`template <class S> std::vector<S> reference(const LongHandRow<S>& row) const`, the weights "
+      "of one row in plain loops (plug/normaliser.hpp)");
+  static_assert(
+      requires(const Op& op, ReadoutContext<S>& context) { op.read_out_reference(context); },
+      "heed: a readout without reference() cannot be compared with one by check_op: add "
+      "`template <class S> void reference(ReadoutContext<S>& context) const`, its output in plain "
+      "loops (plug/readout.hpp)");
+  return true;
+}
+
 // Runs the op on the problem.
 template <class Op>
 [[nodiscard]] Result<typename Op::Scalar> forward(const Op& op,
                                                   const Problem<typename Op::Scalar>& problem,
                                                   const Request& request = {}) {
-  static_assert(check_long_hand<Op, Row<typename Op::Scalar>>());
+  static_assert(check_long_hand<Op>());
   require_sizes(op, problem, "reference::forward");
   if constexpr (std::floating_point<typename Op::Scalar>)
     op.validate(problem.geometry, "reference::forward");

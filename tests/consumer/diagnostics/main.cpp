@@ -2,9 +2,9 @@
 // Mistakes that authors of variants make, one for each value of MISTAKE, and a program without one for 0. With CHECK
 // the author calls check_op() first.
 #include <heed/attention.hpp>
-#include <heed/engine/explain.hpp>
-#include <heed/engine/partial.hpp>
+#include <heed/explain.hpp>
 #include <heed/mask/visible.hpp>
+#include <heed/partial.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>

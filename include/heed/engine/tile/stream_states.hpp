@@ -4,7 +4,7 @@
 // The states of a panel's rows, as a streaming normaliser keeps them (plug/streaming.hpp): number by number, a lane per
 // query.
 
-#include <heed/plug/streaming.hpp>
+#include <heed/plug/streamed_rows.hpp>
 #include <heed/simd/scratch.hpp>
 
 #include <algorithm>

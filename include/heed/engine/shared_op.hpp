@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// An op of any type as calls take it that several processes share: code that shares a call is compiled once for all ops.
+
+#include <heed/core/digest.hpp>
+#include <heed/core/type_text.hpp>
+#include <heed/engine/op_door.hpp>
+
+#include <string>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// The parts must outlive it.
+template <class Real>
+struct SharedOp {
+  OpTiles<Real> tiles;
+  OpVjps<Real> vjps;
+  std::string type;   // its name for error texts
+  Digest parameters;  // of all their numbers
+};
+
+// Results of forward() that backward() needs, for each piece of the queries that a process has.
+template <class Real>
+struct SavedPieces {
+  std::vector<Saved<Real>> pieces;
+};
+
+namespace detail {
+
+template <class Op>
+void Door<Op>::share(const Op& op, Op* grad_op, const Sharer& run) {
+  const OpTilesOf<Op> of(op);
+  Digest parameters;
+  op.visit([&](const char*, const auto& param) {
+    for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
+  });
+  with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+    run(SharedOp<Real>{of.tiles(), vjps, type_text<Op>(), parameters}, gradient);
+  });
+}
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed
