@@ -4,7 +4,7 @@
 
 #include "conformance/compare.hpp"
 
-#include <heed/engine/mixed_bounds.hpp>
+#include <heed/check/mixed_bounds.hpp>
 #include <heed/explain.hpp>
 
 #include "message_of.hpp"
@@ -61,7 +61,7 @@ constexpr Needs kBackward{.backward = true};
   return name == "differential-v1" ? 7 : 5;
 }
 
-// The bounds of dQ, dK and dV of plain attention in plain loops (engine/mixed_bounds.hpp), without a mask.
+// The bounds of dQ, dK and dV of plain attention in plain loops (check/mixed_bounds.hpp), without a mask.
 struct PlainSizes {
   std::array<std::vector<double>, 3> bounds;  // query, key, value
 

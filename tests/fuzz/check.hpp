@@ -11,7 +11,7 @@
 //   zeros               gradients of numbers that no visible pair reads
 //
 // In mixed precision rows before the readout, lse and the gradients of plain attention keep the bounds of
-// engine/mixed_bounds.hpp, and other gradients are those of float within some roundings.
+// check/mixed_bounds.hpp, and other gradients are those of float within some roundings.
 //
 // Allowances are those of tests/tolerances.hpp. If a choice (winner, halt) is about to change,
 // numbers are not compared; if a slope jumps nearby, gradients are not.

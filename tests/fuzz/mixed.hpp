@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The allowed error of a case in Precision::mixed: the bounds of engine/mixed_bounds.hpp in plain loops.
+// The allowed error of a case in Precision::mixed: the bounds of check/mixed_bounds.hpp in plain loops.
 
-#include <heed/engine/mixed_bounds.hpp>
+#include <heed/check/mixed_bounds.hpp>
 
 #include "fuzz/case.hpp"
 

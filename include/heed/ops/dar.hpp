@@ -23,7 +23,7 @@
 // Zeros     x/(|x| + eps) has the derivative I/eps at x = 0: gradients of a zero row reach 1/eps.
 //           ZeroNorm::regularised keeps this derivative, as automatic differentiation does.
 //           ZeroNorm::safe sets the cosine of a zero row to the constant 0, with gradient 0.
-// Mixed     (Precision::mixed; dot = 0.0078 and S as in engine/mixed_bounds.hpp) norms are those of float rows:
+// Mixed     (Precision::mixed; dot = 0.0078 and S as in check/mixed_bounds.hpp) norms are those of float rows:
 //           |c' - c| <= dot, and a score is off by at most e = dot max_j S_ij + |lambda| min(1, slope dot), where
 //           slope is the largest dr/dc: of the logistic gate alpha/4; after n iterations
 //           alpha/4 sum_(t<n) (beta alpha/4)^t; converged alpha/(4 - beta alpha). At alpha 12 the gate moves by at most
