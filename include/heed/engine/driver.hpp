@@ -5,7 +5,7 @@
 // program that links heed::engine compiles none of them (heed/compiled_engine.hpp).
 
 #include <heed/engine/call.hpp>
-#include <heed/engine/hvps.hpp>
+#include <heed/engine/vjps.hpp>
 #include <heed/mask/mask.hpp>
 
 namespace heed {
@@ -13,6 +13,12 @@ inline namespace HEED_ABI {
 
 struct Explanation;
 enum class Pass : int;
+template <class Real>
+struct OpJvps;
+template <class Real>
+class ScoreHvps;
+template <class Real>
+struct Tangents;
 
 namespace detail {
 

@@ -54,18 +54,18 @@ inline namespace HEED_ABI {
 enum class RowSide { query, key };
 
 // Vector v of rows in lanes, to be transformed in place.
-template <class Real>
+template <class Real, class Tile = LaneTile<Real>>
 struct LaneRowInPlace {
-  using Scalar = Pack<Real>;
-  LaneTile<Real> tile;
-  LaneTile<const Real> before;  // the rows that restore() brings back
+  using Scalar = typename Tile::P;
+  Tile tile;
+  decltype(tile.constant()) before;  // the rows that restore() brings back
   int vector = 0;
   Pack<Real> position = Real(0);
 
   [[nodiscard]] Index dim() const { return tile.rows; }
-  [[nodiscard]] Pack<Real> operator()(Index c) const { return tile.load(c, vector); }
-  void set(Index c, Pack<Real> x) const { tile.store(c, vector, x); }
-  [[nodiscard]] Pack<Real> index() const { return position; }
+  [[nodiscard]] Scalar operator()(Index c) const { return tile.load(c, vector); }
+  void set(Index c, const Scalar& x) const { tile.store(c, vector, x); }
+  [[nodiscard]] Scalar index() const { return Scalar(position); }
   void restore() const {
     for (Index c = 0; c < dim(); ++c) set(c, before.load(c, vector));
   }
