@@ -113,9 +113,9 @@ class BackwardPass {
   void finish(PartGradient<Real>* parameters, int threads) {
     const GradientOperands<Real>& grads = shared_.grads;
     if (units_ > 0)
-      keys_.chain(shared_.vjps.score, shared_.dfeatures.data(), shared_.drows.data(), grads.key,
-                  parameters, grads.key_inputs.given() ? shared_.dkey_inputs.data() : nullptr,
-                  threads);
+      keys_.template chain<LaneTile<Real>>(
+          {shared_.vjps.score, {&shared_}, grads.key, parameters, grads.key_inputs.given()},
+          threads);
     if (!c_.op.columns.any()) return;
     const PartInputs<Real>& parts = grads.part_inputs;
     const Share& share = c_.geometry.share;

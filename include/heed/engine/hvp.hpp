@@ -44,9 +44,9 @@ template <class Op>
   can.kind = mergeable<Normaliser> && !reads_inputs<Normaliser> && Op::ReadoutType::identity;
   can.table = !Score::has_table || table_by_distance<Score>;
   if constexpr (Score::has_transform)
-    can.transform =
-        requires(const Rebound<Score, MovingPack<Real>> score, const MovingRowInPlace<Real>& x,
-                 const MovingLaneSum<Real>& sum, Rebound<Score, MovingPack<Real>>& grad) {
+    can.transform = requires(
+        const Rebound<Score, MovingPack<Real>> score, const MovingRowInPlace<Real>& x,
+        const LaneSum<Real, MovingPack<Real>>& sum, Rebound<Score, MovingPack<Real>>& grad) {
       score.transform_vjp(RowSide::key, Index(0), x, x, sum, grad);
     };
   return can;

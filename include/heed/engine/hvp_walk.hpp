@@ -13,8 +13,8 @@
 //   dK = D^T Q                            dK. = D.^T Q + D^T Q.
 //   dV = w^T dO                           dV. = w.^T dO + w^T dO.
 //
-// Q and K are rows behind the score's transform. What is derived of rows is chained once per row: that of a panel's queries in
-// hvp_queries.hpp, that of keys at the end in hvp_keys.hpp. Rows that are transformed need dQ and dK, too.
+// Q and K are rows behind the score's transform. What is derived of rows is chained once per row, on numbers that move: that of
+// a panel's queries by QuerySums, that of keys at the end by KeySide::chain(). Rows that are transformed need dQ and dK, too.
 //
 // With dropout, X and X. are dropped, and so are the w and w. that are summed into dV. What panels add to shared rows they
 // add tile by tile in the order of backward, behind the same turnstiles.
@@ -23,8 +23,7 @@
 
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/hvp_inputs.hpp>
-#include <heed/engine/hvp_keys.hpp>
-#include <heed/engine/hvp_queries.hpp>
+#include <heed/engine/hvps.hpp>
 #include <heed/engine/jvp_walk.hpp>
 #include <heed/engine/panel_products.hpp>
 
@@ -51,8 +50,8 @@ class HvpWorker {
   using P = Pack<Real>;
 
   HvpWorker(const Context& c, const OpJvps<Real>& jvps, const ScoreHvps<Real>& hvps,
-            const TangentOperands<Real>& d, const KeyTangents<Real>& keys,
-            const HvpOperands<Real>& operands, HvpShared<Real>& shared, Scratch<Real>& scratch)
+            const TangentOperands<Real>& d, const HvpOperands<Real>& operands,
+            BackwardShared<Real>& shared, Scratch<Real>& scratch)
       : c_(c),
         traits_(c.op.score.traits),
         jvps_(jvps),
@@ -62,8 +61,8 @@ class HvpWorker {
         s_(shared),
         own_(shared.vjps),
         panel_(c, scratch, false),
-        tangents_(c, d, keys, panel_.query[0], scratch),
-        queries_(c, hvps, d, keys, panel_, tangents_, shared, scratch),
+        tangents_(c, jvps.score, d, panel_.query[0], scratch),
+        queries_(c, scratch),
         products_(c, scratch),
         positions_(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
@@ -107,13 +106,13 @@ class HvpWorker {
       wait(visit, t);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
-    queries_.finish(*own_.score);
+    queries_.finish(panel_.place, tangents_, hvps_, s_, *own_.score);
     if (traits_.has_table) multiply_table();
-    if (!s_.sums_queries) queries_.write();
+    if (!s_.sums_queries) write_query_gradients();
     if (traits_.has_positions)
       s_.vjps.score.add_positions(visit.head, positions_.finish().data(), *own_.score);
     ordered.add(visit, [&](double* sums) {
-      if (s_.sums_queries) queries_.write();
+      if (s_.sums_queries) write_query_gradients();
       own_.add_to(sums);
       double* to = sums + s_.first_table() + visit.head * table_size();
       for (Index i = 0; i < table_size(); ++i) to[i] += double(dtable_[i]);
@@ -121,6 +120,9 @@ class HvpWorker {
   }
 
  private:
+  void write_query_gradients() const {
+    if (s_.grads.query.given()) queries_.write(panel_.place, tangents_.source(), s_);
+  }
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
   void wait(const VisitingOrder::Visit& visit, Index t) const {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
@@ -141,7 +143,7 @@ class HvpWorker {
     pack_rows(o_.lse_tangent, place, lse_tangent_);
     panel_.load_states(states_, &s_.saved);
 
-    queries_.begin();
+    queries_.clear(side.source().width);
     q_.copy(side.query_rows(), c_.plan.lanes, c_.row_factor());
     load_query_tangents();
     do_.copy(dout_, place.rows);
@@ -162,7 +164,7 @@ class HvpWorker {
     if (!tangents_.queries_move()) return;
     Rows<Real> rows;
     if (traits_.has_transform) {
-      q_tangent_.copy(tangents_.side().x, place.rows);
+      q_tangent_.copy(tangents_.side_tiles().x.tangent(), place.rows);
       rows = q_tangent_.rows;
     } else {
       rows = {d_.query.row(place.batch, source.query_head, place.query) + source.query_column,
@@ -183,28 +185,34 @@ class HvpWorker {
       products_.add_bias(part(dscore_tangents_), s_.grads.bias);
     }
     if (!c_.plain())
-      hvps_.scores_vjp(
-          panel_.query[0].score_tile(at, part(dots_), {}),
-          tangents_.tangent_tile(at, {}, part(dot_tangents_)),
-          queries_.back({part(dscores_), part(dscore_tangents_)}, products_.hidden_or_none(),
-                        key_lanes_, key_tangent_lanes_, positions_));
+      hvps_.scores_vjp(panel_.query[0].score_tile(at, part(dots_), {}),
+                       tangents_.tangent_tile(at, {}, part(dot_tangents_)),
+                       {{dscores_.data, dscore_tangents_.data, at.keys, dscores_.lanes},
+                        products_.hidden_or_none(),
+                        key_lanes_,
+                        key_tangent_lanes_,
+                        queries_.features,
+                        queries_.scalars.tangent(),
+                        traits_.table_by_distance ? queries_.by_lane : queries_.side.table,
+                        &positions_,
+                        c_.scale / c_.row_factor()});
     // dQ. = D. K + D K.
     const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
-    const MovingLanes<Real>& dq = queries_.dq();
-    products_.add_lanes(keys, dscore_tangents_, dq.tangent);
+    const LaneTile<Real> dq_tangent = queries_.dq.tangent();
+    products_.add_lanes(keys, dscore_tangents_, dq_tangent);
     if (tangents_.keys_move())
-      products_.add_lanes(tangents_.key_tangents(at), dscores_, dq.tangent);
-    if (traits_.has_transform) products_.add_lanes(keys, dscores_, dq.value);
+      products_.add_lanes(tangents_.key_tangents(at), dscores_, dq_tangent);
+    if (traits_.has_transform) products_.add_lanes(keys, dscores_, queries_.dq.value());
     wait(visit, t);
     if (!c_.plain()) {
       const Index count = traits_.key_features, row = c_.keys.row(at.batch, at.head, 0, at.key);
       for (const auto& [lanes, sums] :
-           {std::pair{key_lanes_, &s_.dfeatures}, {key_tangent_lanes_, &s_.dfeature_tangents}})
+           {std::pair{key_lanes_, &s_.dfeatures}, {key_tangent_lanes_, &s_.tangents.dfeatures}})
         add_sums_of_lanes(lanes, at.keys, count, sums->data() + row * count, count);
     }
     // dK. = D.^T Q + D^T Q.
     const Source& source = panel_.query[0].source();
-    if (const auto to = s_.key_tangent_rows(c_, at, source); to.data) {
+    if (const auto to = s_.key_rows(c_, at, 0, source, 1); to.data) {
       add_rows(dscore_tangents_, q_, to.data, to.stride);
       if (q_tangent_.given()) add_rows(dscores_, q_tangent_, to.data, to.stride);
     }
@@ -293,14 +301,14 @@ class HvpWorker {
   // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
   void multiply_table() {
     std::fill(dtable_, dtable_ + table_size(), Real(0));
-    const MovingLanes<Real> table = queries_.table();
+    const MovingLanes<Real>& table = queries_.side.table;
     const auto add = [&](const LaneTile<Real>& dg, const PanelRows<Real>& of) {
       const Rows<Real>& rows = finite_ ? of.rows : of.clean;
       gemm_add(dg.rows, rows.count, rows.columns, Broadcast<Real>{dg.data, dg.lanes, 1}, rows.data,
                rows.stride, dtable_, c_.geometry.dim_qk);
     };
-    add(table.tangent, q_);
-    if (q_tangent_.given()) add(table.value, q_tangent_);
+    add(table.tangent(), q_);
+    if (q_tangent_.given()) add(table.value(), q_tangent_);
   }
 
   const Context& c_;
@@ -309,11 +317,11 @@ class HvpWorker {
   const ScoreHvps<Real>& hvps_;
   TangentOperands<Real> d_;
   HvpOperands<Real> o_;
-  HvpShared<Real>& s_;
+  BackwardShared<Real>& s_;
   OpGradient<Real> own_;  // tangents of the parameters' gradients
   Panel<Real> panel_;
   QueryTangents<Real> tangents_;
-  MovingQueryGradients<Real> queries_;
+  QuerySums<Real, MovingLanes<Real>> queries_;
   LaneTile<Real> states_;
   PanelProducts<Real> products_;
   PositionSums<Real> positions_;
@@ -348,7 +356,7 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
   operands.lse_tangent = moved.lse_tangent;
 
   // Both passes read the same side values of keys.
-  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs, {&jvps.score, d.key, d.key_inputs});
   CallContext<Real> c{op,
                       g,
                       bound,
@@ -357,14 +365,13 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
                       Real(scale_of(op, g, options)),
                       keys,
                       options.dropout};
-  KeyTangents<Real> key_tangents(c, jvps.score, d);
-  walk_jvp(c, jvps, keys, key_tangents, d, moved, options);
+  walk_jvp(c, jvps, keys, d, moved, options);
 
   c.plan.group = 1;
-  HvpShared<Real> shared(c, vjps, saved, {operands.out, operands.grad_out}, to);
+  BackwardShared<Real> shared(c, vjps, saved, {operands.out, operands.grad_out}, to, 2);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const auto build = [&](Scratch<Real>& scratch) {
-    return std::make_unique<Worker>(c, jvps, hvps, d, key_tangents, operands, shared, scratch);
+    return std::make_unique<Worker>(c, jvps, hvps, d, operands, shared, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
@@ -382,11 +389,15 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
         });
   if (grad_op) shared.add_parameter_gradients(c, sums.total(), *grad_op);
   if (units > 0)
-    MovingKeyChain<Real>(c, hvps, d, key_tangents, shared)
-        .run(grad_op ? grad_op->score.get() : nullptr, workers);
+    keys.template chain<MovingLanes<Real>>({hvps,
+                                            {&shared, &shared.tangents},
+                                            to.key,
+                                            grad_op ? grad_op->score.get() : nullptr,
+                                            to.key_inputs.given()},
+                                           workers);
   if (op.columns.any()) {
-    sum_over_readers(shared.dquery_input_tangents, g.heads, 1, to.query_inputs, workers);
-    sum_over_readers(shared.dkey_input_tangents, g.heads, 1, to.key_inputs, workers);
+    sum_over_readers(shared.tangents.dquery_inputs, g.heads, 1, to.query_inputs, workers);
+    sum_over_readers(shared.tangents.dkey_inputs, g.heads, 1, to.key_inputs, workers);
     sum_over_readers(shared.dquery_inputs, g.heads, 1, input_gradients.query, workers);
     sum_over_readers(shared.dkey_inputs, g.heads, 1, input_gradients.key, workers);
   }

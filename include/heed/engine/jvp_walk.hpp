@@ -55,11 +55,11 @@ struct JvpPanel {
   std::array<LaneTile<Real>, kMostMaps> row_tangents;  // of row normalisers, [len_kv][lanes] each
   RowBlock<Real> block;                                // likewise
 
-  JvpPanel(const CallContext<Real>& c, const TangentOperands<Real>& d,
-           const KeyTangents<Real>& keys, Scratch<Real>& scratch)
+  JvpPanel(const CallContext<Real>& c, const ScoreJvps<Real>& score, const TangentOperands<Real>& d,
+           Scratch<Real>& scratch)
       : panel(c, scratch, false), tangents(c.op.maps()) {
     const auto take = [&](Index rows) { return take_lanes(scratch, rows, c.plan.lanes); };
-    for (const QuerySide<Real>& side : panel.query) tangents.emplace(c, d, keys, side, scratch);
+    for (const QuerySide<Real>& side : panel.query) tangents.emplace(c, score, d, side, scratch);
     mixed = take(c.geometry.dim_v);
     mixed_tangent = take(c.geometry.dim_v);
     states = take(c.op.normaliser.traits.state_numbers);
@@ -76,8 +76,7 @@ class JvpWorker {
   using Context = CallContext<Real>;
 
   JvpWorker(const Context& c, const OpJvps<Real>& jvps, const TangentOperands<Real>& d,
-            const KeyTangents<Real>& keys, const JvpOutputs<Real>& to, ReadoutRows<Real>& rows,
-            Scratch<Real>& scratch)
+            const JvpOutputs<Real>& to, ReadoutRows<Real>& rows, Scratch<Real>& scratch)
       : traits_(c.op.normaliser.traits),
         readout_(c.op.readout.traits),
         maps_(c.op.maps()),
@@ -90,7 +89,7 @@ class JvpWorker {
         products_(c, scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
-    for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c, d, keys, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c, jvps.score, d, scratch);
     dots_ = take(tile);
     scores_ = take(tile);
     tangents_ = take(tile);
@@ -197,7 +196,8 @@ class JvpWorker {
       scale_sums(my);
     else if (knows_mixed())
       pack_rows(to_.known_out, my.panel.place, my.mixed);
-    pack_input_rows(d_.part_inputs.normaliser_query, c_.geometry, my.panel.place, input_tangents_);
+    load_inputs(d_.part_inputs.normaliser_query, c_.geometry, tokens_of(my.panel.place),
+                input_tangents_);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       Real* const pulled_lanes = my.lse_tangent.row(0) + v * kLanes<Real>;
       jvps_.normaliser.pull(my.panel.queries(v, input_slopes_), v, my.states, input_tangents_,
@@ -246,7 +246,7 @@ class JvpWorker {
     }
     pack_rows(d_.extra, place, extra_tangents_);
     pack_rows(d_.query, place, query_tangents_);
-    pack_input_rows(d_.part_inputs.normaliser_query, c_.geometry, place, input_tangents_);
+    load_inputs(d_.part_inputs.normaliser_query, c_.geometry, tokens_of(place), input_tangents_);
     moved.extra = extra_tangents_.data;
     moved.query = query_tangents_.constant();
     moved.query_inputs = input_tangents_.constant();
@@ -373,8 +373,7 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
 // Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
 template <class Real>
 void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real>& keys,
-              KeyTangents<Real>& key_tangents, const TangentOperands<Real>& d,
-              const JvpOutputs<Real>& to, const Options& options) {
+              const TangentOperands<Real>& d, const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Real>;
   const Geometry& g = c.geometry;
   const bool reads_out = !c.op.readout.traits.identity;
@@ -387,15 +386,14 @@ void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real
   }
   const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
   const Index elements = scratch_elements<Real>(
-      [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, key_tangents, to, rows, scratch); });
+      [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, to, rows, scratch); });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  keys.build(workers);
-  key_tangents.build(workers);
+  keys.template build<MovingLanes<Real>>(workers);
   Dispenser dispenser(units);
   if (units > 0)
     run_workers(workers, [&](int) {
       Scratch<Real> scratch(elements);
-      Worker worker(c, jvps, d, key_tangents, to, rows, scratch);
+      Worker worker(c, jvps, d, to, rows, scratch);
       // Longest groups first: under a causal mask the last one.
       for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
         worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
@@ -408,7 +406,7 @@ template <class Real>
 void run_jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Geometry& g,
              const Operands<Real>& in, const BoundMask<Real>& bound, const TangentOperands<Real>& d,
              const JvpOutputs<Real>& to, const Options& options) {
-  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs, {&jvps.score, d.key, d.key_inputs});
   const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
   const CallContext<Real> c{op,
                             g,
@@ -418,8 +416,7 @@ void run_jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Geometry& 
                             Real(scale_of(op, g, options)),
                             keys,
                             options.dropout};
-  KeyTangents<Real> key_tangents(c, jvps.score, d);
-  walk_jvp(c, jvps, keys, key_tangents, d, to, options);
+  walk_jvp(c, jvps, keys, d, to, options);
 }
 
 }  // namespace detail

@@ -11,6 +11,7 @@
 //   once per tile        scores(), weigh()
 
 #include <heed/autodiff/dual.hpp>
+#include <heed/engine/moving_lanes.hpp>
 #include <heed/engine/tiles.hpp>
 #include <heed/simd/stored_view.hpp>
 
@@ -47,22 +48,10 @@ struct ScoreTangentTile {
 };
 
 template <class Real>
-class ScoreJvps {
+class ScoreJvps : public RowFormulas<Real, MovingLanes<Real>> {
  public:
-  virtual ~ScoreJvps() = default;
   // Does a parameter move that the transform may read?
   [[nodiscard]] virtual bool transform_moves() const = 0;
-  // The tangents of what the functions of ScoreTiles give.
-  virtual void scalars(Index h, Real* p) const = 0;
-  virtual void prepare_table(Index h, Index dim, Real* out) const = 0;
-  [[nodiscard]] virtual PositionTable<Real> position_table(const Geometry& g) const = 0;
-  // d: the tangents of `rows`; features: those of the rows.
-  virtual void features(RowSide side, const SideTiles<Real>& rows, const SideTiles<Real>& d,
-                        Index h, Index first, const Real* visible, int vectors,
-                        const LaneTile<Real>& features, const LaneTile<Real>& out) const = 0;
-  // The transformed rows and their tangents in place of both.
-  virtual void transform(RowSide side, Index h, Index first, int vectors,
-                         const LaneTile<Real>& rows, const LaneTile<Real>& d) const = 0;
   // Cells of hidden pairs mean nothing.
   virtual void scores(const ScoreTile<Real>& tile, const ScoreTangentTile<Real>& moved) const = 0;
 };

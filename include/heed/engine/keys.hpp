@@ -2,10 +2,19 @@
 #pragma once
 
 // Side values of keys: features, transformed and projected rows, and tables, computed once per call, ahead of it or tile by
-// tile on the way; and the way of their gradients back into dK.
+// tile on the way; and the way of their gradients back into dK. In forward mode the same of numbers that move, on MovingLanes:
 //
-// Memory  (key_features + rank) numbers, and dim_qk more where rows are transformed, per key, map and head; O(len_kv), nothing for scores that ask
-//         for nothing, nor where a caller's KeyFeatures hold them.
+//   transform t(x)   t. = dt/dx x. + dt/dp p.       x. below is t. where there is one
+//   feature f(x)     f. = sum_c df/dx_c x._c
+//   projected row    (P^T x). = P^T x.              the projection stands still
+//   table entry      (W x). = W. x + W x.
+//
+// and in forward over backward their gradients' way back, both on numbers that move (op_hvps.hpp):
+//
+//   df -> df . df/dk,   then   dK -> dK . dt/dk
+//
+// Memory  (key_features + rank) numbers, and dim_qk more where rows are transformed, per key, map and head; as many again where
+//         they move. O(len_kv), nothing for scores that ask for nothing, nor where a caller's KeyFeatures hold them.
 
 #include <heed/core/parallel.hpp>
 #include <heed/engine/checks.hpp>
@@ -18,6 +27,7 @@
 #include <heed/simd/transpose.hpp>
 
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace heed {
@@ -55,6 +65,22 @@ struct SideNeeds {
   [[nodiscard]] Index key_table_rows() const { return has_categories ? table_rows : 0; }
 };
 
+// How keys, numbers of their tokens and a score's parameters move; those that are not given stand still.
+template <class Real>
+struct KeyDirection {
+  const RowFormulas<Real, MovingLanes<Real>>* score = nullptr;
+  TensorView<const Real> key = {}, inputs = {};
+};
+
+// Sums of gradients of what a score derives of rows, or the tangents of such sums.
+template <class Real>
+struct SideSums {
+  std::vector<Real> dfeatures;      // laid out by KeySide::row()
+  std::vector<Real> drows;          // of transformed and projected keys
+  std::vector<Real> dquery_inputs;  // [batch][head][query][inputs]
+  std::vector<Real> dkey_inputs;    // laid out by KeySide::row()
+};
+
 template <class Real>
 class KeySide {
  public:
@@ -62,33 +88,39 @@ class KeySide {
 
   // inputs: numbers of the keys' tokens, where the score reads them.
   // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
-  // starting with `where`, if those that it has are not of such a call.
+  // starting with `where`, if those that it has are not of such a call. direction: in forward mode.
   KeySide(const OpTiles<Real>& op, const Geometry& g, const StoredView<const Real>& key,
           KeyFeatures<Real>* kept = nullptr, const std::string& where = {},
-          const TensorView<const Real>& inputs = {})
+          const TensorView<const Real>& inputs = {}, const KeyDirection<Real>& direction = {})
       : op_(op),
         traits_(op.score.traits),
         g_(g),
         key_(key),
         inputs_(inputs),
+        direction_(direction),
         needs_(op, g),
-        positions_(op.score.position_table(g)),
         stride_(g.held_keys()) {
+    take_plane(0, op.score);
+    if (direction.score) take_plane(1, *direction.score);
     if (!needs_.any) return;
-    tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
-    if (traits_.has_table)
-      for (Index h = 0; h < g.heads; ++h) op.score.prepare_table(h, g.dim_qk, table_data(h));
     if (kept && may_be_kept(traits_) && key.has_elements()) take_kept(*kept, where);
-    if (!kept_) take_own();
+    if (!kept_) take_own(planes_[0]);
+    if (direction.score) take_own(planes_[1]);
   }
-  KeySide(const KeySide&) = delete;  // features_ and projected_ refer to its memory
+  KeySide(const KeySide&) = delete;  // planes refer to its memory
 
   [[nodiscard]] const Needs& needs() const { return needs_; }
-  [[nodiscard]] const PositionTable<Real>& positions() const { return positions_; }
+  // plane: 0 for numbers, 1 for their tangents.
+  [[nodiscard]] const PositionTable<Real>& positions(int plane = 0) const {
+    return planes_[plane].positions;
+  }
   // Are side values read from, and added to, those that a caller keeps? They are then build() ahead of the call.
   [[nodiscard]] bool keeps() const { return kept_ != nullptr; }
   [[nodiscard]] Index bytes() const {
-    return Index((own_features_.size() + own_projected_.size() + tables_.size()) * sizeof(Real));
+    std::size_t count = 0;
+    for (const Plane& own : planes_)
+      count += own.own_features.size() + own.own_rows.size() + own.tables.size();
+    return Index(count * sizeof(Real));
   }
   // May a call of this op on these keys take what is kept?
   [[nodiscard]] static bool fits(const KeyFeatures<Real>& kept, const OpTiles<Real>& op, Geometry g,
@@ -99,7 +131,8 @@ class KeySide {
     return kept.stamp_.difference(KeySide(op, g, key).stamp()).empty();
   }
 
-  // Fills all side values, or those that are not kept yet; constant afterwards.
+  // Fills all side values, or those that are not kept yet; constant afterwards. On MovingLanes: and their tangents.
+  template <class Lanes = LaneTile<Real>>
   void build(int threads) {
     if (!needs_.any) return;
     const Index first = kept_ ? std::min(kept_->len_, g_.len_kv) : g_.share.keys_before,
@@ -111,12 +144,13 @@ class KeySide {
     const auto take_keys = [&](Scratch<Real>& s) {
       return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
     };
-    const Index elements = scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s); }) +
-                           scratch_elements<Real>(take_keys);
+    const Index elements =
+        scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles<Lanes>(s); }) +
+        scratch_elements<Real>(take_keys);
     parallel_for(g_.batch * heads(), threads, [&](Index unit) {
       const Index b = unit / heads(), h = reader(unit % heads());
       Scratch<Real> scratch(elements);
-      const Tiles tiles = take_tiles(scratch);
+      const TilesOf<Lanes> tiles = take_tiles<Lanes>(scratch);
       const TileOfRows<Real> keys = take_keys(scratch);
       for (Index j = first, count = 0; j < end; j += count) {
         count = std::min(kWidth - j % kWidth, end - j);  // of one page
@@ -128,23 +162,27 @@ class KeySide {
   }
 
   // Lane tiles of kWidth keys, and room for their features.
-  struct Tiles {
-    SideTiles<Real> side;
-    LaneTile<Real> features;
+  template <class Lanes>
+  struct TilesOf {
+    SideTiles<Real, Lanes> side;
+    Lanes features;
   };
+  using Tiles = TilesOf<LaneTile<Real>>;
   // Fills those of keys [first, first + count), which `keys` holds, as query head h reads them.
-  void build(const Tiles& tiles, const TensorView<const Real>& keys, Index b, Index h, Index first,
-             Index count) {
+  template <class Lanes>
+  void build(const TilesOf<Lanes>& tiles, const TensorView<const Real>& keys, Index b, Index h,
+             Index first, Index count) {
     if (!needs_.any) return;
     for (int map = 0; map < op_.maps(); ++map)
       for (Index j = first; j < first + count; j += kWidth)
         build_block(tiles, keys, b, h, map, j, std::min(kWidth, first + count - j));
   }
   // Room for build(); nothing for scores that derive nothing.
-  [[nodiscard]] Tiles take_tiles(Scratch<Real>& scratch) const {
+  template <class Lanes = LaneTile<Real>>
+  [[nodiscard]] TilesOf<Lanes> take_tiles(Scratch<Real>& scratch) const {
     if (!needs_.any) return {};
-    const SideTiles<Real> side = take_side(scratch, g_.dim_qk);
-    return {side, take_features(scratch)};
+    return {take_side<Lanes>(scratch, g_.dim_qk),
+            Lanes::take(scratch, traits_.key_features, kWidth)};
   }
 
   // Do query heads h and other read the same side values?
@@ -152,21 +190,27 @@ class KeySide {
 
   // Feature 0 of keys j, j + 1, ... as query head h reads them; feature i stands i * feature_stride() further on. Null for scores
   // without features of keys.
-  [[nodiscard]] const Real* features(Index b, Index h, int map, Index j) const {
-    return traits_.key_features > 0 ? features_ + feature_at(b, h, map, 0, j) : nullptr;
+  [[nodiscard]] const Real* features(Index b, Index h, int map, Index j, int plane = 0) const {
+    if (traits_.key_features == 0) return nullptr;
+    return planes_[plane].features + feature_at(b, h, map, 0, j);
   }
   [[nodiscard]] Index feature_stride() const { return stride_; }
-  [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count) const {
-    return {row_numbers_at(b, h, map, j) + needs_.transformed, count, needs_.rank,
+  [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count,
+                                     int plane = 0) const {
+    return {row_numbers_at(b, h, map, j, plane) + needs_.transformed, count, needs_.rank,
             needs_.row_numbers()};
   }
   // The first `width` columns of keys j, j + 1, ... after the score's transform.
-  [[nodiscard]] Rows<Real> transformed(Index b, Index h, int map, Index j, Index count,
-                                       Index width) const {
-    return {row_numbers_at(b, h, map, j), count, width, needs_.row_numbers()};
+  [[nodiscard]] Rows<Real> transformed(Index b, Index h, int map, Index j, Index count, Index width,
+                                       int plane = 0) const {
+    return {row_numbers_at(b, h, map, j, plane), count, width, needs_.row_numbers()};
   }
-  [[nodiscard]] const Real* table(Index h) const {
-    return tables_.data() + h * needs_.table_rows * g_.dim_qk;
+  // The table of head h, and how it moves.
+  template <class Lanes = LaneTile<Real>>
+  [[nodiscard]] typename SideTiles<Real, Lanes>::Tables tables(Index h) const {
+    typename SideTiles<Real, Lanes>::Tables all;
+    for (std::size_t n = 0; n < all.size(); ++n) all[n] = planes_[n].tables.data() + table_at(h);
+    return all;
   }
   // Position of key j's side values in arrays over (batch, head, map, key).
   [[nodiscard]] Index row(Index b, Index h, int map, Index j) const {
@@ -178,20 +222,29 @@ class KeySide {
   [[nodiscard]] static bool reaches_parameters(const ScoreTraits& score) {
     return derives_of_keys(score) && (score.key_features_read_p || score.has_transform);
   }
-  // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of transformed and projected keys
-  // (`drows`), laid out by row(), contribute. What those of features and transforms do is added to `parameters`, and what
-  // those of features do to `dinputs`, [row][inputs], where they are given, too.
-  void chain(const ScoreVjps<Real>& vjps, const Real* dfeatures, const Real* drows,
-             const TensorView<Real>& grad_key, PartGradient<Real>* parameters, Real* dinputs,
-             int threads) {
+  // What chain() reads of the sums of panels, and where it adds if it is given.
+  template <class Lanes>
+  struct Chain {
+    const RowVjps<Real, Lanes>& vjps;
+    SideSums<Real>* sums[Lanes::planes];
+    const TensorView<Real>& grad_key;
+    PartGradient<Real>* parameters;
+    bool inputs;  // are the sums' dkey_inputs asked for?
+  };
+  // Adds to grad_key what the gradients of features and of transformed and projected keys contribute, or, where keys move, the
+  // tangent of it; to `parameters` what those of features and transforms do, and to the sums' dkey_inputs what those of
+  // features do.
+  template <class Lanes>
+  void chain(const Chain<Lanes>& to, int threads) {
     if (!derives_of_keys(traits_)) return;
-    if (!grad_key.given() && !dinputs && !(reaches_parameters(traits_) && parameters)) return;
+    PartGradient<Real>* const parameters = to.parameters;
+    if (!to.grad_key.given() && !to.inputs && !(reaches_parameters(traits_) && parameters)) return;
     // Kept per (batch, head, map) and summed in that order: the bits do not depend on threads.
     const Index scalars = traits_.key_features_read_p ? traits_.scalars : 0, maps = op_.maps();
     std::vector<double> dscalars(std::size_t(g_.batch * heads() * maps * scalars));
     std::vector<std::unique_ptr<PartGradient<Real>>> dtransform;
     for (Index n = 0; traits_.has_transform && n < g_.batch * heads() * maps; ++n)
-      dtransform.push_back(vjps.gradient());
+      dtransform.push_back(to.vjps.gradient());
     const auto at = [&](Index b, Index side, Index map) {
       return (b * heads() + side) * maps + map;
     };
@@ -201,8 +254,7 @@ class KeySide {
         for (int map = 0; map < maps; ++map)
           if (op_.normaliser.source(g_, reader(side), map).kv_head == kv) {
             const Index n = at(b, side, map);
-            chain_head(vjps, b, reader(side), map, dfeatures, drows, grad_key,
-                       dscalars.data() + n * scalars, dinputs,
+            chain_head(to, b, reader(side), map, dscalars.data() + n * scalars,
                        traits_.has_transform ? dtransform[std::size_t(n)].get() : nullptr);
           }
     });
@@ -214,11 +266,11 @@ class KeySide {
         for (Index map = 0; map < maps; ++map)
           for (Index i = 0; i < scalars; ++i)
             sums[std::size_t(i)] += dscalars[std::size_t(at(b, side, map) * scalars + i)];
-      vjps.add_scalars(reader(side), sums.data(), *parameters);
+      to.vjps.add_scalars(reader(side), sums.data(), *parameters);
     }
   }
   // Adds gradients of the parameters, in their order, to `to`.
-  static void add_in_order(const std::vector<std::unique_ptr<PartGradient<Real>>>& gradients,
+  static void add_in_order(std::span<const std::unique_ptr<PartGradient<Real>>> gradients,
                            PartGradient<Real>& to) {
     if (gradients.empty()) return;
     std::vector<double> sums(std::size_t(to.numbers()), 0.0);
@@ -238,11 +290,26 @@ class KeySide {
     return score.kept_features && score.key_inputs == 0 && derives_of_keys(score);
   }
 
-  void take_own() {
-    own_features_.resize(std::size_t(row_count() * traits_.key_features));
-    own_projected_.resize(std::size_t(row_count() * needs_.row_numbers()));
-    features_ = own_features_.data();
-    projected_ = own_projected_.data();
+  // Side values, or their tangents.
+  struct Plane {
+    PositionTable<Real> positions;
+    std::vector<Real> tables, own_features, own_rows;
+    Real *features = nullptr, *rows = nullptr;  // its own, or those that are kept
+  };
+  template <class Lanes>
+  void take_plane(int n, const RowFormulas<Real, Lanes>& formulas) {
+    planes_[n].positions = formulas.position_table(g_);
+    if (!needs_.any) return;
+    planes_[n].tables.resize(std::size_t(table_at(g_.heads)));
+    if (traits_.has_table)
+      for (Index h = 0; h < g_.heads; ++h)
+        formulas.prepare_table(h, g_.dim_qk, planes_[n].tables.data() + table_at(h));
+  }
+  void take_own(Plane& plane) {
+    plane.own_features.resize(std::size_t(row_count() * traits_.key_features));
+    plane.own_rows.resize(std::size_t(row_count() * needs_.row_numbers()));
+    plane.features = plane.own_features.data();
+    plane.rows = plane.own_rows.data();
   }
   void take_kept(KeyFeatures<Real>& kept, const std::string& where) {
     detail::KeyFeaturesStamp<Real> call = stamp();
@@ -258,8 +325,8 @@ class KeySide {
                  needs_.row_numbers());
     kept_ = &kept;
     stride_ = kept.room_;
-    features_ = kept.features_.data();
-    projected_ = kept.projected_.data();
+    planes_[0].features = kept.features_.data();
+    planes_[0].rows = kept.projected_.data();
   }
   [[nodiscard]] detail::KeyFeaturesStamp<Real> stamp() const {
     detail::KeyFeaturesStamp<Real> stamp;
@@ -273,7 +340,7 @@ class KeySide {
         for (const Index number : {source.kv_head, source.key_column, source.width})
           stamp.sources.push_back(number);
       }
-    if (needs_.has_categories) stamp.tables.numbers = tables_;
+    if (needs_.has_categories) stamp.tables.numbers = planes_[0].tables;
     op_.score.stamp(stamp);
     return stamp;
   }
@@ -286,129 +353,153 @@ class KeySide {
     return needs_.per_query_head || g_.heads == 0 ? g_.heads : g_.kv_heads;
   }
   [[nodiscard]] Index side_head(Index h) const { return needs_.per_query_head ? h : g_.kv_head(h); }
-  [[nodiscard]] Real* table_data(Index h) {
-    return tables_.data() + h * needs_.table_rows * g_.dim_qk;
-  }
+  [[nodiscard]] Index table_at(Index h) const { return h * needs_.table_rows * g_.dim_qk; }
   // A query head that reads side head hf.
   [[nodiscard]] Index reader(Index hf) const {
     return needs_.per_query_head ? hf : hf * g_.group();
   }
-  [[nodiscard]] SideTiles<Real> take_side(Scratch<Real>& scratch, Index width) const {
-    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.key_table_rows(),
-                                 traits_.key_inputs, kWidth);
-  }
-  [[nodiscard]] LaneTile<Real> take_features(Scratch<Real>& scratch) const {
-    return {scratch.take(traits_.key_features * kWidth), traits_.key_features, kWidth};
+  template <class Lanes>
+  [[nodiscard]] SideTiles<Real, Lanes> take_side(Scratch<Real>& scratch, Index width) const {
+    return SideTiles<Real, Lanes>::take(scratch, width, needs_.rank, needs_.key_table_rows(),
+                                        traits_.key_inputs, kWidth);
   }
   // The transformed and the projected row of key j.
-  [[nodiscard]] Real* row_numbers_at(Index b, Index h, int map, Index j) const {
-    return projected_ + row(b, h, map, j) * needs_.row_numbers();
+  [[nodiscard]] Real* row_numbers_at(Index b, Index h, int map, Index j, int plane) const {
+    return planes_[plane].rows + row(b, h, map, j) * needs_.row_numbers();
+  }
+  template <class Lanes>
+  [[nodiscard]] const RowFormulas<Real, Lanes>& formulas() const {
+    if constexpr (Lanes::planes > 1)
+      return *direction_.score;
+    else
+      return op_.score;
   }
 
-  // Lane tiles of keys [j, j + count) as head h reads them.
-  void load(const SideTiles<Real>& tiles, const TensorView<const Real>& keys, Index b, Index h,
-            const Source& source, Index j, Index count) const {
-    pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
-               source.width, tiles.x.data, kWidth);
-    if (traits_.has_transform) op_.score.transform(RowSide::key, tiles, h, j, kVectors);
-    if (traits_.key_inputs > 0)
-      pack_lanes(detail::input_row(inputs_, g_, b, h, j), inputs_.strides().row, count,
-                 traits_.key_inputs, tiles.input.data, kWidth);
-    tiles.derive(op_.score.projection, table(h), kVectors);
+  // Lane tiles of keys [j, j + count) as they are stored, and as head h reads them.
+  template <class Lanes>
+  void load_rows(const Lanes& to, const TensorView<const Real>& keys, Index b, const Source& source,
+                 Index j, Index count) const {
+    for (int n = 0; n < Lanes::planes; ++n)
+      detail::pack_stored(n > 0 ? direction_.key : keys, {b, source.kv_head, j, count},
+                          source.key_column, to.plane(n));
   }
-  void build_block(Tiles tiles, const TensorView<const Real>& keys, Index b, Index h, int map,
-                   Index j, Index count) {
+  template <class Lanes>
+  void load(const SideTiles<Real, Lanes>& tiles, const TensorView<const Real>& keys, Index b,
+            Index h, const Source& source, Index j, Index count) const {
+    load_rows(tiles.x, keys, b, source, j, count);
+    if (traits_.has_transform) formulas<Lanes>().transform(RowSide::key, h, j, kVectors, tiles.x);
+    for (int n = 0; n < Lanes::planes; ++n)
+      detail::load_inputs(n > 0 ? direction_.inputs : inputs_, g_, {b, h, j, count},
+                          tiles.input.plane(n));
+    tiles.derive(op_.score.projection, tables<Lanes>(h), kVectors);
+  }
+  template <class Lanes>
+  void build_block(TilesOf<Lanes> tiles, const TensorView<const Real>& keys, Index b, Index h,
+                   int map, Index j, Index count) {
     const Source source = op_.normaliser.source(g_, h, map);
     tiles.side.x.rows = source.width;
     load(tiles.side, keys, b, h, source, j, count);
-    if (traits_.key_features > 0) {
-      op_.score.features(RowSide::key, tiles.side, h, j, nullptr, vectors_of(count),
-                         tiles.features);
+    if (traits_.key_features > 0)
+      formulas<Lanes>().features(RowSide::key, tiles.side, h, j, nullptr, vectors_of(count),
+                                 tiles.features);
+    const Index numbers = needs_.row_numbers();
+    for (int n = 0; n < Lanes::planes; ++n) {
+      const SideTiles<Real> side = tiles.side.plane(n);
       for (int i = 0; i < traits_.key_features; ++i)
-        std::copy_n(tiles.features.row(i), count, features_ + feature_at(b, h, map, i, j));
+        std::copy_n(tiles.features.plane(n).row(i), count,
+                    planes_[n].features + feature_at(b, h, map, i, j));
+      if (numbers == 0) continue;
+      Real* rows = row_numbers_at(b, h, map, j, n);
+      if (needs_.transformed > 0)
+        unpack_lanes(side.x.data, kWidth, count, source.width, rows, numbers);
+      if (needs_.rank > 0)
+        unpack_lanes(side.projected.data, kWidth, count, needs_.rank, rows + needs_.transformed,
+                     numbers);
     }
-    if (needs_.row_numbers() == 0) return;
-    Real* rows = row_numbers_at(b, h, map, j);
-    if (needs_.transformed > 0)
-      unpack_lanes(tiles.side.x.data, kWidth, count, source.width, rows, needs_.row_numbers());
-    if (needs_.rank > 0)
-      unpack_lanes(tiles.side.projected.data, kWidth, count, needs_.rank, rows + needs_.transformed,
-                   needs_.row_numbers());
   }
   [[nodiscard]] static int vectors_of(Index count) {
     return int((count + kLanes<Real> - 1) / kLanes<Real>);
   }
 
+  // Lane tiles of kWidth keys on their way back.
+  template <class Lanes>
+  struct Chained {
+    SideTiles<Real, Lanes> tiles, grads;
+    Lanes before, work, dfeatures, dscalars;
+    LaneTile<Real> features;
+  };
   // The keys of one head and map: what chain() adds.
-  void chain_head(const ScoreVjps<Real>& vjps, Index b, Index h, int map, const Real* dfeatures,
-                  const Real* drows, const TensorView<Real>& grad_key, double* dscalars,
-                  Real* dinputs, PartGradient<Real>* dtransform) const {
+  template <class Lanes>
+  void chain_head(const Chain<Lanes>& to, Index b, Index h, int map, double* dscalars,
+                  PartGradient<Real>* dtransform) const {
     const Source source = op_.normaliser.source(g_, h, map);
-    const auto take_rows = [&](Scratch<Real>& s) {
-      return LaneTile<Real>{s.take(kWidth * needs_.transformed), source.width, kWidth};
-    };
-    const auto take_scalars = [&](Scratch<Real>& s) {
-      return LaneTile<Real>{s.take(kWidth * traits_.scalars), traits_.scalars, kWidth};
-    };
+    const Index width = source.width, transformed = traits_.has_transform ? width : 0;
     const auto take_all = [&](Scratch<Real>& s) {
-      return Chained{
-          take_side(s, source.width), take_side(s, source.width), take_rows(s),   take_rows(s),
-          take_features(s),           take_features(s),           take_scalars(s)};
+      const auto take = [&](Index rows) { return Lanes::take(s, rows, kWidth); };
+      return Chained<Lanes>{take_side<Lanes>(s, width),
+                            take_side<Lanes>(s, width),
+                            take(transformed),
+                            take(transformed),
+                            take(traits_.key_features),
+                            take(traits_.scalars),
+                            LaneTile<Real>::take(s, traits_.key_features, kWidth)};
     };
     Scratch<Real> scratch(scratch_elements<Real>(take_all));
-    const Chained c = take_all(scratch);
+    const Chained<Lanes> c = take_all(scratch);
     const TensorView<const Real> keys = key_.plain();
+    const Index numbers = needs_.row_numbers();
+    // Rows of the sums in lanes.
+    const auto load_sums = [&](Index at, Index first, const Lanes& tile, Index count) {
+      for (int n = 0; n < Lanes::planes; ++n)
+        pack_lanes(to.sums[n]->drows.data() + at * numbers + first, numbers, count, tile.rows,
+                   tile.plane(n).data, kWidth);
+    };
+    // Invariant: the rows of keys before j have all that this head gives them.
     for (Index j = g_.share.keys_before, end = g_.held_keys_end(); j < end; j += kWidth) {
       const Index count = std::min(kWidth, end - j), at = row(b, h, map, j);
-      const Index numbers = needs_.row_numbers();
       load(c.tiles, keys, b, h, source, j, count);
-      c.grads.x.fill(Real(0));
-      c.grads.table.fill(Real(0));
-      c.grads.input.fill(Real(0));
-      if (needs_.rank > 0)
-        pack_lanes(drows + at * numbers + needs_.transformed, numbers, count, needs_.rank,
-                   c.grads.projected.data, kWidth);
-      if (traits_.key_features > 0)
-        chain_features(vjps, c, h, j, count, dfeatures + at * traits_.key_features, dscalars);
-      if (grad_key.given() || traits_.has_transform)
-        c.grads.chain(op_.score.projection, table(h), kVectors);
+      c.grads.fill(Real(0));
+      if (needs_.rank > 0) load_sums(at, needs_.transformed, c.grads.projected, count);
+      if (traits_.key_features > 0) chain_features(to, c, h, j, count, at, dscalars);
+      if (to.grad_key.given() || traits_.has_transform)
+        c.grads.chain(op_.score.projection, tables<Lanes>(h), kVectors);
       if (traits_.has_transform) {
-        pack_lanes(drows + at * numbers, numbers, count, source.width, c.work.data, kWidth);
+        load_sums(at, 0, c.work, count);
         for (int v = 0; v < kVectors; ++v)
-          for (Index col = 0; col < source.width; ++col) c.grads.x.add(col, v, c.work.load(col, v));
-        pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
-                   source.width, c.before.data, kWidth);
-        vjps.transform_vjp(RowSide::key, h, j, count, c.before, c.work, c.grads.x, *dtransform);
+          for (Index col = 0; col < width; ++col) c.grads.x.add(col, v, c.work.load(col, v));
+        load_rows(c.before, keys, b, source, j, count);
+        to.vjps.transform_vjp(RowSide::key, h, j, count, c.before, c.work, c.grads.x, *dtransform);
       }
-      if (grad_key.given())
-        add_unpacked_lanes(c.grads.x.data, kWidth, count, source.width,
-                           grad_key.row(b, source.kv_head, j) + source.key_column,
-                           grad_key.strides().row);
-      if (dinputs)
-        add_unpacked_lanes(c.grads.input.data, kWidth, count, traits_.key_inputs,
-                           dinputs + at * traits_.key_inputs, traits_.key_inputs);
+      if (to.grad_key.given())
+        add_unpacked_lanes(last_plane(c.grads.x).data, kWidth, count, width,
+                           to.grad_key.row(b, source.kv_head, j) + source.key_column,
+                           to.grad_key.strides().row);
+      for (int n = 0; to.inputs && n < Lanes::planes; ++n)
+        add_unpacked_lanes(c.grads.input.plane(n).data, kWidth, count, traits_.key_inputs,
+                           to.sums[n]->dkey_inputs.data() + at * traits_.key_inputs,
+                           traits_.key_inputs);
     }
   }
-  // Lane tiles of kWidth keys on their way back.
-  struct Chained {
-    SideTiles<Real> tiles, grads;
-    LaneTile<Real> before, work, features, dfeatures, dscalars;
-  };
-  // dfeatures: [key][feature].
-  void chain_features(const ScoreVjps<Real>& vjps, const Chained& c, Index h, Index j, Index count,
-                      const Real* dfeatures, double* dscalars) const {
+  // Features of `count` keys from j on, whose first has its side values at row `at`.
+  template <class Lanes>
+  void chain_features(const Chain<Lanes>& to, const Chained<Lanes>& c, Index h, Index j,
+                      Index count, Index at, double* dscalars) const {
     c.dfeatures.fill(Real(0));
-    for (Index n = 0; n < count; ++n)
-      for (int i = 0; i < traits_.key_features; ++i)
-        c.dfeatures.row(i)[n] = dfeatures[n * traits_.key_features + i];
+    for (int p = 0; p < Lanes::planes; ++p) {
+      const Real* from = to.sums[p]->dfeatures.data() + at * traits_.key_features;
+      for (Index n = 0; n < count; ++n)
+        for (int i = 0; i < traits_.key_features; ++i)
+          c.dfeatures.plane(p).row(i)[n] = from[n * traits_.key_features + i];
+    }
     c.dscalars.fill(Real(0));
-    op_.score.features(RowSide::key, c.tiles, h, j, nullptr, kVectors, c.features);
-    vjps.features_vjp(RowSide::key, c.tiles, h, j, nullptr, kVectors, c.features, c.dfeatures,
-                      c.grads, c.dscalars);
+    if constexpr (Lanes::planes == 1)
+      op_.score.features(RowSide::key, c.tiles, h, j, nullptr, kVectors, c.features);
+    to.vjps.features_vjp(RowSide::key, c.tiles, h, j, nullptr, kVectors, c.features, c.dfeatures,
+                         c.grads, c.dscalars);
     if (!traits_.key_features_read_p) return;
     for (int v = 0; v < kVectors; ++v)
       for (int i = 0; i < traits_.scalars; ++i)
-        dscalars[i] += sum_valid_lanes(c.dscalars.load(i, v), v, count);
+        dscalars[i] += sum_valid_lanes(last_plane(c.dscalars).load(i, v), v, count);
   }
 
   const OpTiles<Real>& op_;
@@ -416,12 +507,11 @@ class KeySide {
   Geometry g_;
   StoredView<const Real> key_;
   TensorView<const Real> inputs_;
+  KeyDirection<Real> direction_;
   Needs needs_;
-  PositionTable<Real> positions_;
   KeyFeatures<Real>* kept_ = nullptr;
   Index stride_;  // keys for which an array of features has room
-  std::vector<Real> own_features_, own_projected_, tables_;
-  Real *features_ = nullptr, *projected_ = nullptr;  // its own, or those that are kept
+  Plane planes_[2];
 };
 
 }  // namespace HEED_ABI

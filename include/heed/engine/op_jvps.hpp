@@ -23,20 +23,6 @@ inline namespace HEED_ABI {
 namespace detail {
 
 [[nodiscard]] inline Moving moving(double value, double tangent) { return {value, {tangent}}; }
-// A vector of numbers that move.
-template <class Real>
-using MovingPack = LaneDual<Pack<Real>, 1>;
-template <class Real>
-[[nodiscard, gnu::always_inline]] inline MovingPack<Real> moving_pack(const Pack<Real>& value,
-                                                                      const Pack<Real>& tangent) {
-  MovingPack<Real> x = MovingPack<Real>::template variable<0>(value);
-  x.grad[0] = tangent;
-  return x;
-}
-template <class Real>
-[[nodiscard, gnu::always_inline]] inline Pack<Real> tangent_of(const LaneDual<Pack<Real>, 1>& x) {
-  return x.moves[0] ? x.grad[0] : Pack<Real>(Real(0));
-}
 
 // Gives a number its tangent, the same one in every lane.
 inline void set_tangent(Moving& x, double tangent) { x.grad[0] = tangent; }
@@ -79,30 +65,6 @@ void require_direction(const Op& op, const Op& direction, const std::string& whe
             extents_text(param.shape()), ", that of the op has ", extents_text(wanted));
   });
 }
-
-// Vector v of rows and their tangents, which a transform overwrites; see LaneRowInPlace.
-template <class Real>
-struct MovingRowInPlace {
-  using Scalar = MovingPack<Real>;
-  LaneTile<Real> tile, tangent;
-  int vector = 0;
-  Pack<Real> position = Real(0);
-  LaneTile<const Real> before = {}, before_tangent = {};  // the rows that restore() brings back
-
-  [[nodiscard]] Index dim() const { return tile.rows; }
-  [[nodiscard]] Scalar operator()(Index c) const {
-    return moving_pack(tile.load(c, vector), tangent.load(c, vector));
-  }
-  void set(Index c, const Scalar& x) const {
-    tile.store(c, vector, x.value);
-    tangent.store(c, vector, tangent_of<Real>(x));
-  }
-  [[nodiscard]] Scalar index() const { return Scalar(position); }
-  void restore() const {
-    for (Index c = 0; c < dim(); ++c)
-      set(c, moving_pack(before.load(c, vector), before_tangent.load(c, vector)));
-  }
-};
 
 // A score over moving packs, for its transform; nothing for scores without one.
 template <class Score, class Real>
@@ -252,24 +214,36 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
     else
       return {};
   }
-  void features(RowSide side, const SideTiles<Real>& rows, const SideTiles<Real>& d, Index h,
-                Index first, const Real* visible, int vectors, const LaneTile<Real>& features,
-                const LaneTile<Real>& out) const override {
-    const auto move = [&]<class Rows>(Rows) {
-      move_features<Rows>(rows, d, h, first, visible, vectors, features, out);
-    };
-    if (side == RowSide::query)
-      move(OfQueries{});
-    else
-      move(OfKeys{});
+  void features(RowSide side, const MovingSides<Real>& rows, Index h, Index first,
+                const Real* visible, int vectors, const MovingLanes<Real>& out) const override {
+    const SideTiles<Real> values = rows.plane(0), tangents = rows.plane(1);
+    of_side(side, [&]<class Rows>(Rows) {
+      constexpr int count = Rows::template count<Score>;
+      if constexpr (count > 0) {
+        const auto p = parameters_for<Rows, Real>(score_, h),
+                   dp = parameters_for<Rows, Real>(direction_, h);
+        for (int v = 0; v < vectors; ++v) {
+          P f[std::size_t(count)];
+          const LaneRow<Real> row = values.row(v, first, visible);
+          features_of<Rows>(score_, row, p, f);
+          for (int i = 0; i < count; ++i) {
+            P seed[std::size_t(count)];
+            for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
+            P tangent = Real(0);
+            ScalarsOf<Score, P> slopes{};
+            features_vjp<Rows>(score_, row, p, f, seed, AlongRow<Real>{tangents, v, tangent},
+                               slopes);
+            for (std::size_t n = 0; n < slopes.size(); ++n) tangent += slopes[n] * dp[n];
+            out.store(i, v, moving_pack(f[i], tangent));
+          }
+        }
+      }
+    });
   }
-  void transform(RowSide side, Index h, Index first, int vectors, const LaneTile<Real>& rows,
-                 const LaneTile<Real>& d) const override {
+  void transform(RowSide side, Index h, Index first, int vectors,
+                 const MovingLanes<Real>& x) const override {
     if constexpr (Score::has_transform)
-      for (int v = 0; v < vectors; ++v)
-        transform_.transform(
-            side, h,
-            MovingRowInPlace<Real>{rows, d, v, P::iota() + Real(first + v * kLanes<Real>)});
+      MovingSides<Real>::transform(transform_, side, h, first, vectors, x);
   }
   void scores(const ScoreTile<Real>& tile, const ScoreTangentTile<Real>& moved) const override {
     Score::with_form(score_, [&](const auto& form) {
@@ -282,32 +256,6 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
   [[nodiscard]] const TransformScore<Score, Real>& transform_score() const { return transform_; }
 
  private:
-  template <class Rows>
-  void move_features(const SideTiles<Real>& rows, const SideTiles<Real>& d, Index h, Index first,
-                     const Real* visible, int vectors, const LaneTile<Real>& features,
-                     const LaneTile<Real>& out) const {
-    constexpr int count = Rows::template count<Score>;
-    if constexpr (count > 0) {
-      const auto p = parameters_for<Rows, Real>(score_, h),
-                 dp = parameters_for<Rows, Real>(direction_, h);
-      for (int v = 0; v < vectors; ++v) {
-        P f[std::size_t(count)];
-        for (int i = 0; i < count; ++i) f[i] = features.load(i, v);
-        const P seen = visible ? P::load(visible + v * kLanes<Real>) : P(Real(0));
-        const LaneRow<Real> row = rows.row(v, first, seen);
-        for (int i = 0; i < count; ++i) {
-          P seed[std::size_t(count)];
-          for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
-          P tangent = Real(0);
-          ScalarsOf<Score, P> slopes{};
-          features_vjp<Rows>(score_, row, p, f, seed, AlongRow<Real>{d, v, tangent}, slopes);
-          for (std::size_t n = 0; n < slopes.size(); ++n) tangent += slopes[n] * dp[n];
-          out.store(i, v, tangent);
-        }
-      }
-    }
-  }
-
   // Dual numbers cost little where every call is part of the loop, hence flatten.
   template <class Form>
   [[gnu::noinline, gnu::flatten]] void score_vector(const Form& of_op, ScoreTile<Real> tile,

@@ -34,6 +34,15 @@ template <class Part>
   return one;
 }
 
+// f(OfQueries) or f(OfKeys)
+template <class F>
+void of_side(RowSide side, F&& f) {
+  if (side == RowSide::query)
+    f(OfQueries{});
+  else
+    f(OfKeys{});
+}
+
 // p of head h in every lane, for features that read them; others do not pay for them.
 template <class Rows, class Real, class Score>
 [[nodiscard]] ScalarsOf<Score, Pack<Real>> parameters_for(const Score& score, Index h) {
@@ -138,14 +147,22 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
 
   void features(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
                 const Real* visible, int vectors, const LaneTile<Real>& out) const override {
-    if (side == RowSide::query)
-      features_of_rows<OfQueries>(rows, h, first, visible, vectors, out);
-    else
-      features_of_rows<OfKeys>(rows, h, first, visible, vectors, out);
+    of_side(side, [&]<class Rows>(Rows) {
+      constexpr int count = Rows::template count<Score>;
+      if constexpr (count > 0) {
+        const auto p = parameters_for<Rows, Real>(score_, h);
+        for (int v = 0; v < vectors; ++v) {
+          P f[std::size_t(count)];
+          features_of<Rows>(score_, rows.row(v, first, visible), p, f);
+          for (int i = 0; i < count; ++i) out.store(i, v, f[i]);
+        }
+      }
+    });
   }
-  void transform(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
-                 int vectors) const override {
-    if constexpr (Score::has_transform) rows.transform(score_, side, h, first, vectors);
+  void transform(RowSide side, Index h, Index first, int vectors,
+                 const LaneTile<Real>& x) const override {
+    if constexpr (Score::has_transform)
+      SideTiles<Real>::transform(score_, side, h, first, vectors, x);
   }
 
   void scores(const ScoreTile<Real>& t) const override {
@@ -171,20 +188,6 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
  private:
   using P = Pack<Real>;
 
-  template <class Rows>
-  void features_of_rows(const SideTiles<Real>& rows, Index h, Index first, const Real* visible,
-                        int vectors, const LaneTile<Real>& out) const {
-    constexpr int count = Rows::template count<Score>;
-    if constexpr (count > 0) {
-      const auto p = parameters_for<Rows, Real>(score_, h);
-      for (int v = 0; v < vectors; ++v) {
-        P f[std::size_t(count)];
-        const P seen = visible ? P::load(visible + v * kLanes<Real>) : P(Real(0));
-        features_of<Rows>(score_, rows.row(v, first, seen), p, f);
-        for (int i = 0; i < count; ++i) out.store(i, v, f[i]);
-      }
-    }
-  }
   // Scores of one vector of lanes; returns the largest. What the loop reads comes by value: it then stays in registers.
   template <class Form>
   [[nodiscard, gnu::noinline]] P score_vector(const Form& form, const ScoreTile<Real>& t, int v,

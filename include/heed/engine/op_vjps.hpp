@@ -7,12 +7,17 @@
 #include <heed/engine/vjps.hpp>
 #include <heed/plug/derivative.hpp>
 
+#include <array>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
+
+// The number of which a result is made; of one that moves, moving_lanes.hpp gives the tangent.
+[[nodiscard]] inline double gradient_in(double x) { return x; }
 
 template <class Part, class Real>
 class PartGradientOf final : public PartGradient<Real> {
@@ -30,7 +35,7 @@ class PartGradientOf final : public PartGradient<Real> {
   }
   void add_to(double* to) const override {
     visit_parameters(part, [&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) *to++ += double(param[i]);
+      for (Index i = 0; i < param.size(); ++i) *to++ += gradient_in(param[i]);
     });
   }
   void add_from(const double* from) override {
@@ -49,17 +54,81 @@ class PartGradientOf final : public PartGradient<Real> {
   }
 };
 
-template <class Score, class Real>
-class ScoreVjpsOf final : public ScoreVjps<Real> {
+// Lifted: the score whose transform runs on Lanes, or the score itself. direction: of the score's parameters, where they move.
+template <class Interface, class Score, class Lifted, class Real, class Lanes>
+class RowVjpsOf : public Interface {
  public:
-  explicit ScoreVjpsOf(const Score& score) : score_(score) {}
+  RowVjpsOf(const Score& score, const Score& direction, const Lifted& lifted)
+      : score_(score), direction_(direction), lifted_(lifted) {}
 
   std::unique_ptr<PartGradient<Real>> gradient() const override {
-    return std::make_unique<PartGradientOf<Score, Real>>(score_);
+    if constexpr (!kMoves || Score::has_transform)
+      return std::make_unique<PartGradientOf<Lifted, Real>>(lifted_);
+    return nullptr;
   }
+  void features_vjp(RowSide side, const SideTiles<Real, Lanes>& rows, Index h, Index first,
+                    const Real* visible, int vectors, const LaneTile<Real>& features,
+                    const Lanes& dfeatures, const SideTiles<Real, Lanes>& grads,
+                    const Lanes& dscalars) const override {
+    of_side(side, [&]<class Rows>(Rows) {
+      constexpr int count = Rows::template count<Score>;
+      if constexpr (count > 0) {
+        const auto p = parameters<Rows>(h);
+        for (int v = 0; v < vectors; ++v) {
+          P f[std::size_t(count)], df[std::size_t(count)];
+          const auto row = rows.row(v, first, visible);
+          if constexpr (kMoves) features_of<Rows>(score_, row, p, f);
+          for (int i = 0; i < count; ++i) {
+            if constexpr (!kMoves) f[i] = features.load(i, v);
+            df[i] = dfeatures.load(i, v);
+          }
+          const auto idle = grads.idle_lanes(df, count, v);
+          ScalarsOf<Score, P> dp{};
+          heed::detail::features_vjp<Rows>(score_, row, p, f, df, grads.grad(v), dp);
+          grads.clear_lanes(idle, v);
+          if constexpr (features_read_parameters<Rows, Score>)
+            for (std::size_t i = 0; i < dp.size(); ++i)
+              dscalars.add(Index(i), v, zero_where(idle, dp[i]));
+        }
+      }
+    });
+  }
+  void transform_vjp(RowSide side, Index h, Index first, Index count, const Lanes& before,
+                     const Lanes& work, const Lanes& d, PartGradient<Real>& grad) const override {
+    if constexpr (Score::has_transform)
+      SideTiles<Real, Lanes>::transform_vjp(lifted_, side, h, first, count, before, work, d,
+                                            PartGradientOf<Lifted, Real>::of(grad));
+  }
+  void add_scalars(Index h, const double* sums, PartGradient<Real>& grad) const override {
+    chain_scalars(PartGradientOf<Score, Real>::of(grad), h, sums);
+  }
+
+ protected:
+  using P = typename Lanes::P;
+  static constexpr bool kMoves = Lanes::planes > 1;
+
+  template <class Rows>
+  [[nodiscard]] ScalarsOf<Score, P> parameters(Index h) const {
+    const auto p = parameters_for<Rows, Real>(score_, h);
+    if constexpr (kMoves)
+      return moving_packs(p, parameters_for<Rows, Real>(direction_, h));
+    else
+      return p;
+  }
+
+  const Score &score_, &direction_;
+  const Lifted& lifted_;
+};
+
+template <class Score, class Real>
+class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, LaneTile<Real>> {
+ public:
+  explicit ScoreVjpsOf(const Score& score)
+      : RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, LaneTile<Real>>(score, score, score) {}
+
   int scores_vjp(const ScoreTile<Real>& tile, const ScoreBack<Real>& back) const override {
     int key_gradients = 0;
-    Score::with_form(score_, [&](const auto& form) {
+    Score::with_form(this->score_, [&](const auto& form) {
       key_gradients = key_gradients_of<std::remove_cvref_t<decltype(form)>>();
       clear_key_lanes(tile, back, key_gradients);
       for (int v = 0; v < tile.vectors; ++v)
@@ -70,30 +139,9 @@ class ScoreVjpsOf final : public ScoreVjps<Real> {
     });
     return key_gradients;
   }
-  void features_vjp(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
-                    const Real* visible, int vectors, const LaneTile<Real>& features,
-                    const LaneTile<Real>& dfeatures, const SideTiles<Real>& grads,
-                    const LaneTile<Real>& dscalars) const override {
-    const auto chain = [&]<class Rows>(Rows) {
-      chain_features<Rows>(rows, h, first, visible, vectors, features, dfeatures, grads, dscalars);
-    };
-    if (side == RowSide::query)
-      chain(OfQueries{});
-    else
-      chain(OfKeys{});
-  }
-  void transform_vjp(RowSide side, Index h, Index first, Index count, const LaneTile<Real>& before,
-                     const LaneTile<Real>& work, const LaneTile<Real>& d,
-                     PartGradient<Real>& grad) const override {
-    if constexpr (Score::has_transform)
-      SideTiles<Real>::transform_vjp(score_, side, h, first, count, before, work, d, typed(grad));
-  }
   void table_vjp(Index h, Index dim, const double* dtable,
                  PartGradient<Real>& grad) const override {
-    if constexpr (Score::has_table) score_.table_vjp(h, dim, dtable, typed(grad));
-  }
-  void add_scalars(Index h, const double* sums, PartGradient<Real>& grad) const override {
-    chain_scalars(typed(grad), h, sums);
+    if constexpr (Score::has_table) this->score_.table_vjp(h, dim, dtable, typed(grad));
   }
   void add_positions(Index h, const double* sums, PartGradient<Real>& grad) const override {
     if constexpr (Score::has_positions) {
@@ -107,32 +155,6 @@ class ScoreVjpsOf final : public ScoreVjps<Real> {
   using P = Pack<Real>;
   [[nodiscard]] static Score& typed(PartGradient<Real>& grad) {
     return PartGradientOf<Score, Real>::of(grad);
-  }
-
-  template <class Rows>
-  void chain_features(const SideTiles<Real>& rows, Index h, Index first, const Real* visible,
-                      int vectors, const LaneTile<Real>& features, const LaneTile<Real>& dfeatures,
-                      const SideTiles<Real>& grads, const LaneTile<Real>& dscalars) const {
-    constexpr int count = Rows::template count<Score>;
-    if constexpr (count > 0) {
-      const auto p = parameters_for<Rows, Real>(score_, h);
-      for (int v = 0; v < vectors; ++v) {
-        P f[std::size_t(count)], df[std::size_t(count)];
-        for (int i = 0; i < count; ++i) {
-          f[i] = features.load(i, v);
-          df[i] = dfeatures.load(i, v);
-        }
-        const auto idle = grads.idle_lanes(df, count, v);
-        ScalarsOf<Score, P> dp{};
-        const P seen = visible ? P::load(visible + v * kLanes<Real>) : P(Real(0));
-        heed::detail::features_vjp<Rows>(score_, rows.row(v, first, seen), p, f, df, grads.grad(v),
-                                         dp);
-        grads.clear_lanes(idle, v);
-        if constexpr (features_read_parameters<Rows, Score>)
-          for (std::size_t i = 0; i < dp.size(); ++i)
-            dscalars.add(Index(i), v, zero_where(idle, dp[i]));
-      }
-    }
   }
 
   template <class Form>
@@ -294,8 +316,6 @@ class ScoreVjpsOf final : public ScoreVjps<Real> {
       back.positions->template add<buckets_by_distance<Score>>(tile.place->query + v * kLanes<Real>,
                                                                tile.place->key + j, d.position);
   }
-
-  const Score& score_;
 };
 
 template <class Normaliser, class Real>

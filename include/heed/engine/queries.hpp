@@ -13,16 +13,6 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Numbers of the tokens of a panel's queries; zeros where none are given.
-template <class Real>
-void pack_input_rows(const TensorView<const Real>& from, const Geometry& g, const TilePlace& place,
-                     const LaneTile<Real>& to) {
-  if (to.rows == 0) return;
-  if (!from.given()) return to.fill(Real(0));
-  pack_lanes(input_row(from, g, place.batch, place.head, place.query), from.strides().row,
-             place.rows, to.rows, to.data, to.lanes);
-}
-
 // Mixed rows in and out of lanes, for readouts.
 template <class Real>
 class PanelReadout {
@@ -50,7 +40,7 @@ class PanelReadout {
     pack_rows(c_.key, own, own_key_);
     pack_rows(c_.value, own, own_value_);
     pack_rows(c_.in.extra, place, extra_);
-    pack_input_rows(c_.in.part_inputs.readout_query, c_.geometry, place, inputs_);
+    load_inputs(c_.in.part_inputs.readout_query, c_.geometry, tokens_of(place), inputs_);
     ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
     panel.batch = place.batch;
@@ -189,7 +179,7 @@ class Panel {
   }
   void load_queries() {
     for (QuerySide<Real>& side : query) side.load(place.batch, place.head, place.query, place.rows);
-    pack_input_rows(c_.in.part_inputs.normaliser_query, c_.geometry, place, inputs_);
+    load_inputs(c_.in.part_inputs.normaliser_query, c_.geometry, tokens_of(place), inputs_);
   }
 
   // Vector v of the panel, as a streaming normaliser sees its queries. dinputs: where gradients of the numbers of their

@@ -12,36 +12,108 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Gradients that a panel gathers for one score map over all tiles.
-template <class Real>
-struct QueryGrad {
-  LaneTile<Real> dq;        // [width][lanes]: of the rows, over CallContext::row_factor()
-  LaneTile<Real> features;  // [query_features][lanes]
-  LaneTile<Real> scalars;   // [scalars][lanes]
-  LaneTile<Real> by_lane;   // of a table by distance, as pairs of lanes read it
-  SideTiles<Real> side;     // of the rows (through side values), projected rows and table
+// What a panel gathers for one score map over all tiles, and the way on; on MovingLanes how it moves, too:
+//
+//   dG -> R^T dG of a table by distance,  df -> df . df/dq of features,  then  dQ -> dQ . dt/dq of the score's transform t
+template <class Real, class Lanes = LaneTile<Real>>
+struct QuerySums {
+  Lanes dq;                     // [width][lanes]: of the rows, over CallContext::row_factor()
+  Lanes features;               // [query_features][lanes]
+  Lanes scalars;                // [scalars][lanes]
+  Lanes by_lane;                // of a table by distance, as pairs of lanes read it
+  SideTiles<Real, Lanes> side;  // of the rows (through side values), projected rows and table
 
-  [[nodiscard]] static QueryGrad take(const CallContext<Real>& c, Scratch<Real>& scratch) {
+  QuerySums(const CallContext<Real>& c, Scratch<Real>& scratch) : c_(c) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     const auto& needs = c.keys.needs();
     const ScoreTraits& score = c.op.score.traits;
-    const auto rows = [&](Index n) { return take_lanes(scratch, n, lanes); };
-    QueryGrad grad;
-    grad.dq = rows(width);
-    grad.features = rows(score.query_features);
-    grad.scalars = rows(score.scalars);
-    if (score.table_by_distance) grad.by_lane = take_relative(scratch, needs.table_rows, lanes);
-    grad.side = SideTiles<Real>::take(scratch, needs.any ? width : 0, needs.rank, needs.table_rows,
-                                      score.query_inputs, lanes);
-    return grad;
+    const auto rows = [&](Index n) { return Lanes::take(scratch, n, lanes); };
+    dq = rows(width);
+    features = rows(score.query_features);
+    scalars = rows(score.scalars);
+    if (score.table_by_distance) by_lane = rows(relative_places<Real>(needs.table_rows));
+    side = SideTiles<Real, Lanes>::take(scratch, needs.any ? width : 0, needs.rank,
+                                        needs.table_rows, score.query_inputs, lanes);
   }
-  void clear(Index width, bool derives) {
+  void clear(Index width) {
     dq.rows = width;
-    if (derives) side.x.rows = width;
-    for (const auto& tile :
-         {dq, features, scalars, by_lane, side.x, side.projected, side.table, side.input})
-      tile.fill(Real(0));
+    if (c_.keys.needs().any) side.x.rows = width;
+    for (const Lanes& tile : {dq, features, scalars, by_lane}) tile.fill(Real(0));
+    side.fill(Real(0));
   }
+
+  // After the last tile: the gradient of the rows as they are stored, in dq. Adds to `parameters` what the panel gives to the
+  // score's, and to the sums of `shared` what it gives to numbers of tokens. rows: QuerySide, or QueryTangents.
+  template <class Rows>
+  void finish(const TilePlace& place, const Rows& rows, const RowVjps<Real, Lanes>& vjps,
+              BackwardShared<Real>& shared, PartGradient<Real>& parameters) {
+    const ScoreTraits& score = c_.op.score.traits;
+    const Index position = c_.geometry.query_position(place.query);
+    const bool derives = c_.keys.needs().any;
+    if (derives) chain_side(place, rows, vjps, shared);
+    const Pack<Real> factor = c_.row_factor();
+    for (int n = 0; n < Lanes::planes; ++n) {
+      const LaneTile<Real> own = dq.plane(n), of_side = side.x.plane(n);
+      for (int v = 0; v < c_.plan.vectors; ++v)
+        for (Index col = 0; col < own.rows; ++col) {
+          const Pack<Real> g = own.load(col, v);
+          own.store(col, v, derives ? mul_add(g, factor, of_side.load(col, v)) : g * factor);
+        }
+    }
+    if (score.has_transform) {
+      // Parameters that move have gradients of their own type. Gradients of side values, which dq has, make room.
+      const auto own = Lanes::planes > 1 ? vjps.gradient() : nullptr;
+      vjps.transform_vjp(RowSide::query, place.head, position, place.rows, rows.before(), side.x,
+                         dq, own ? *own : parameters);
+      if (own) KeySide<Real>::add_in_order({&own, 1}, parameters);
+    }
+    if (score.scalars == 0) return;
+    scalar_sums_.resize(std::size_t(score.scalars));
+    for (int i = 0; i < score.scalars; ++i)
+      scalar_sums_[std::size_t(i)] = sum_valid_lanes(last_plane(scalars).row(i), place.rows);
+    vjps.add_scalars(place.head, scalar_sums_.data(), parameters);
+  }
+  // After finish(): dq, or its tangent, to the result, whose rows others add to, too, where `sums_queries`.
+  void write(const TilePlace& place, const Source& source,
+             const BackwardShared<Real>& shared) const {
+    const TensorView<Real>& query = shared.grads.query;
+    const LaneTile<Real> from = last_plane(dq);
+    Real* to = query.row(place.batch, source.query_head, place.query) + source.query_column;
+    if (shared.sums_queries)
+      add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows, to, query.strides().row);
+    else
+      unpack_lanes(from.data, from.lanes, place.rows, from.rows, to, query.strides().row);
+  }
+
+ private:
+  // From gradients of query features, projected rows and table entries to those of the rows, in x, and of what features
+  // read of the parameters.
+  template <class Rows>
+  void chain_side(const TilePlace& place, const Rows& rows, const RowVjps<Real, Lanes>& vjps,
+                  BackwardShared<Real>& shared) const {
+    const ScoreTraits& score = c_.op.score.traits;
+    const int vectors = c_.plan.vectors;
+    for (int n = 0; n < Lanes::planes; ++n) {
+      if (score.table_by_distance) add_from_lanes(by_lane.plane(n), vectors, side.table.plane(n));
+      const LaneTile<Real> projected = side.projected.plane(n);
+      for (int v = 0; v < vectors; ++v)
+        for (Index r = 0; r < projected.rows; ++r)
+          projected.store(r, v, projected.load(r, v) * c_.projected_factor());
+    }
+    if (score.query_features > 0)
+      vjps.features_vjp(RowSide::query, rows.side_tiles(), place.head,
+                        c_.geometry.query_position(place.query), rows.visible(), vectors,
+                        rows.features(), features, side, scalars);
+    side.chain(c_.op.score.projection, c_.keys.template tables<Lanes>(place.head), vectors);
+    const Index inputs = score.query_inputs;
+    const Index first = c_.geometry.row_index(place.batch, place.head, place.query);
+    for (int n = 0; inputs > 0 && n < Lanes::planes; ++n)
+      add_unpacked_lanes(side.input.plane(n).data, side.input.lanes, place.rows, inputs,
+                         shared.sums(n).dquery_inputs.data() + first * inputs, inputs);
+  }
+
+  const CallContext<Real>& c_;
+  std::vector<double> scalar_sums_;
 };
 
 // Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
@@ -102,7 +174,7 @@ class PanelGradients {
         panel_(panel),
         work_(work),
         index_(index),
-        maps_(std::size_t(c.op.maps())) {
+        maps_(c.op.maps()) {
     const Geometry& g = c.geometry;
     const TokenColumns& columns = c.op.columns;
     const Index lanes = c.plan.lanes;
@@ -110,16 +182,15 @@ class PanelGradients {
     const auto take_rows = [&](Index width) {
       return scratch.take(lanes * whole_vectors<Real>(width));
     };
-    for (Map& map : maps_) {
-      const bool first = &map == maps_.data();
-      map.grad = QueryGrad<Real>::take(c, scratch);
-      map.q.memory = first ? nullptr : take_rows(g.dim_qk);
+    for (int m = 0; m < c.op.maps(); ++m) {
+      Map& map = maps_.emplace(c, scratch);
+      map.q.memory = m == 0 ? nullptr : take_rows(g.dim_qk);
       map.q.clean_memory = take_rows(g.dim_qk);
       map.projected.memory = take_rows(c.keys.needs().rank);
       map.projected.clean_memory = take_rows(c.keys.needs().rank);
       map.pairs =
-          first ? nullptr
-                : take_pairs(scratch, c.pair_products, lanes / 2 * whole_vectors<Real>(g.dim_qk));
+          m == 0 ? nullptr
+                 : take_pairs(scratch, c.pair_products, lanes / 2 * whole_vectors<Real>(g.dim_qk));
     }
     dout_.memory = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
     dout_.clean_memory = take_rows(g.dim_v);
@@ -228,7 +299,9 @@ class PanelGradients {
   // After the last tile: gradients of the panel's rows but for query; adds those of the score's parameters to
   // `parameters` and those of its table to `table`.
   void finish(OpGradient<Real>& parameters, Real* table) {
-    for (int m = 0; m < maps(); ++m) finish_map(m, parameters);
+    for (int m = 0; m < maps(); ++m)
+      maps_[std::size_t(m)].grad.finish(panel_.place, panel_.query[std::size_t(m)], s_.vjps.score,
+                                        s_, *parameters.score);
     if (score_.has_table) add_table(table);
     const TilePlace& place = panel_.place;
     unpack_rows(dextra_, place, s_.grads.extra);
@@ -245,27 +318,20 @@ class PanelGradients {
   void write_query_gradients() const {
     if (!s_.grads.query.given()) return;
     const TilePlace& place = panel_.place;
-    const Index stride = s_.grads.query.strides().row;
-    for (int m = 0; m < maps(); ++m) {
-      const LaneTile<Real>& dq = maps_[std::size_t(m)].grad.dq;
-      const Source& source = panel_.query[std::size_t(m)].source();
-      Real* to =
-          s_.grads.query.row(place.batch, source.query_head, place.query) + source.query_column;
-      if (s_.sums_queries)
-        add_unpacked_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
-      else
-        unpack_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
-    }
+    for (int m = 0; m < maps(); ++m)
+      maps_[std::size_t(m)].grad.write(place, panel_.query[std::size_t(m)].source(), s_);
     add_unpacked_rows(dquery_, place, s_.grads.query);
   }
 
  private:
   // One score map.
   struct Map {
-    QueryGrad<Real> grad;
-    PanelRows<Real> q;          // the panel's rows, times the row factor
-    PanelRows<Real> projected;  // the rows times the score's projection, times projected_factor()
-    BfloatPair* pairs;          // q by rows, where precision is mixed
+    QuerySums<Real> grad;
+    PanelRows<Real> q;            // the panel's rows, times the row factor
+    PanelRows<Real> projected;    // the rows times the score's projection, times projected_factor()
+    BfloatPair* pairs = nullptr;  // q by rows, where precision is mixed
+
+    Map(const CallContext<Real>& c, Scratch<Real>& scratch) : grad(c, scratch) {}
   };
 
   // Where dscores stand for dL/d(factor q.k), rows and dQ carry the factor.
@@ -276,7 +342,7 @@ class PanelGradients {
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
     const Index padded = whole_vectors<Real>(side.source().width);
-    map.grad.clear(side.source().width, c_.keys.needs().any);
+    map.grad.clear(side.source().width);
     // The rows of map 0 stand beside the rows of the other panels of the group.
     if (m == 0) {
       map.q.memory = work_.q + index_ * c_.plan.lanes * padded;
@@ -341,7 +407,7 @@ class PanelGradients {
   }
 
   void add_to_queries(int m, const TilePlace& at, const LaneTile<Real>& dscores) {
-    const QueryGrad<Real>& grad = maps_[std::size_t(m)].grad;
+    const QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
     const auto& side = panel_.query[std::size_t(m)];
     work_.products.add_lanes(side.key_rows(at.key, at.keys), dscores, grad.dq,
                              c_.mixed ? &c_.mixed->key_rows[std::size_t(m)] : nullptr);
@@ -362,7 +428,7 @@ class PanelGradients {
   [[nodiscard]] int chain_scores(int m, const TilePlace& at, const LaneTile<Real>& dots,
                                  const LaneTile<Real>& dscores) {
     const auto& side = panel_.query[std::size_t(m)];
-    QueryGrad<Real>& grad = maps_[std::size_t(m)].grad;
+    QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
     side.projected_dots(at, work_.projected);
     return s_.vjps.score.scores_vjp(
         side.score_tile(at, dots, work_.projected),
@@ -393,46 +459,6 @@ class PanelGradients {
     for (Index n = 0; n < at.keys * dkey_inputs_.stride; ++n) to[n] += from[n];
   }
 
-  void finish_map(int m, OpGradient<Real>& parameters) {
-    auto& grad = maps_[std::size_t(m)].grad;
-    const auto& side = panel_.query[std::size_t(m)];
-    const TilePlace& place = panel_.place;
-    const bool derives = c_.keys.needs().any;
-    if (derives) chain_features(side, grad);
-    const Pack<Real> factor = row_factor();
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      for (Index col = 0; col < grad.dq.rows; ++col) {
-        const Pack<Real> g = grad.dq.load(col, v);
-        grad.dq.store(col, v, derives ? mul_add(g, factor, grad.side.x.load(col, v)) : g * factor);
-      }
-    if (score_.has_transform)
-      s_.vjps.score.transform_vjp(RowSide::query, place.head,
-                                  c_.geometry.query_position(place.query), place.rows,
-                                  side.before(), grad.side.x, grad.dq, *parameters.score);
-    if (score_.scalars == 0) return;
-    scalar_sums_.resize(std::size_t(score_.scalars));
-    for (int i = 0; i < score_.scalars; ++i)
-      scalar_sums_[std::size_t(i)] = sum_valid_lanes(grad.scalars.row(i), place.rows);
-    s_.vjps.score.add_scalars(place.head, scalar_sums_.data(), *parameters.score);
-  }
-  // From gradients of query features, projected rows and table entries to those of the rows, in x, and of what features
-  // read of the parameters.
-  void chain_features(const QuerySide<Real>& side, const QueryGrad<Real>& grad) const {
-    if (score_.table_by_distance) add_from_lanes(grad.by_lane, c_.plan.vectors, grad.side.table);
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      for (Index r = 0; r < grad.side.projected.rows; ++r)
-        grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
-    if (score_.query_features > 0)
-      s_.vjps.score.features_vjp(RowSide::query, side.side_tiles(), panel_.place.head,
-                                 c_.geometry.query_position(panel_.place.query), side.visible(),
-                                 c_.plan.vectors, side.features(), grad.features, grad.side,
-                                 grad.scalars);
-    grad.side.chain(c_.op.score.projection, c_.keys.table(panel_.place.head), c_.plan.vectors);
-    const Index inputs = score_.query_inputs;
-    if (inputs > 0)
-      add_unpacked_lanes(grad.side.input.data, grad.side.input.lanes, panel_.place.rows, inputs,
-                         s_.dquery_inputs.data() + panel_.first_row() * inputs, inputs);
-  }
   void add_table(Real* table) {
     const auto& grad = maps_[0].grad.side.table;
     const Index width = c_.geometry.dim_qk;
@@ -451,8 +477,7 @@ class PanelGradients {
   const Panel<Real>& panel_;
   TileScratch<Real>& work_;
   Index index_;
-  std::vector<Map> maps_;
-  std::vector<double> scalar_sums_;
+  FixedList<Map> maps_;
   LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
   LaneTile<Real> dreadout_inputs_, dnormaliser_inputs_;
   TokenRows<Real> dkey_inputs_;  // of the keys that the panel sees

@@ -233,8 +233,8 @@ class QuerySide {
     before_.rows = side_.x.rows = rows.columns;
     pack_lanes(rows.data, rows.stride, rows.count, rows.columns, before_.data, before_.lanes);
     std::copy_n(before_.data, rows.columns * before_.lanes, side_.x.data);
-    c_.op.score.transform(RowSide::query, side_, head_, c_.geometry.query_position(first_),
-                          c_.plan.vectors);
+    c_.op.score.transform(RowSide::query, head_, c_.geometry.query_position(first_),
+                          c_.plan.vectors, side_.x);
     unpack_lanes(side_.x.data, side_.x.lanes, rows.count, rows.columns, transformed_, rows.columns);
   }
 
@@ -243,12 +243,9 @@ class QuerySide {
     const Index lanes = c_.plan.lanes;
     side_.x.rows = source_.width;
     pack_lanes(rows.data, rows.stride, rows.count, source_.width, side_.x.data, lanes);
-    if (traits_.query_inputs > 0) {
-      const TensorView<const Real>& inputs = c_.in.query_inputs;
-      pack_lanes(detail::input_row(inputs, c_.geometry, batch_, head_, first_),
-                 inputs.strides().row, rows.count, traits_.query_inputs, side_.input.data, lanes);
-    }
-    side_.derive(c_.op.score.projection, c_.keys.table(head_), c_.plan.vectors);
+    detail::load_inputs(c_.in.query_inputs, c_.geometry, {batch_, head_, first_, rows.count},
+                        side_.input);
+    side_.derive(c_.op.score.projection, c_.keys.tables(head_), c_.plan.vectors);
     if (traits_.table_by_distance) lay_out_by_lane(side_.table, c_.plan.vectors, by_lane_);
     for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index r = 0; r < projected_.rows; ++r)

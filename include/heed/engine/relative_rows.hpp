@@ -37,11 +37,14 @@ template <class Real>
   return std::clamp(distance, -clip - reach, clip) + clip + reach;
 }
 
-// Room for the vectors of a table of so many rows.
+// Places of the vectors of a table of so many rows, and room for them.
+template <class Real>
+[[nodiscard]] Index relative_places(Index table_rows) {
+  return table_rows + kLanes<Real> - 1;
+}
 template <class Real>
 [[nodiscard]] LaneTile<Real> take_relative(Scratch<Real>& scratch, Index table_rows, Index lanes) {
-  const Index places = table_rows + kLanes<Real> - 1;
-  return {scratch.take(places * lanes), places, lanes};
+  return LaneTile<Real>::take(scratch, relative_places<Real>(table_rows), lanes);
 }
 
 // The clip of a table whose vectors take so many rows.

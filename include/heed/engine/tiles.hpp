@@ -119,33 +119,43 @@ struct ScoreRow {
 };
 
 template <class Real>
-class ScoreTiles {
+struct MovingLanes;
+
+// What a score derives of rows and of its parameters, in numbers, or, with MovingLanes, in tangents of such numbers along a
+// direction of the parameters.
+template <class Real, class Lanes = LaneTile<Real>>
+class RowFormulas {
+ public:
+  virtual ~RowFormulas() = default;
+  // p[0], p[1], ... of head h.
+  virtual void scalars(Index h, Real* p) const = 0;
+  virtual void prepare_table(Index h, Index dim, Real* out) const = 0;
+  [[nodiscard]] virtual PositionTable<Real> position_table(const Geometry& g) const = 0;
+  // Features of rows of head h from position `first` on, [feature][lane]: numbers, and how they move with the rows. visible:
+  // keys that each query sees, or null.
+  virtual void features(RowSide side, const SideTiles<Real, Lanes>& rows, Index h, Index first,
+                        const Real* visible, int vectors, const Lanes& out) const = 0;
+  // The transformed rows in place of x.
+  virtual void transform(RowSide side, Index h, Index first, int vectors, const Lanes& x) const = 0;
+};
+
+template <class Real>
+class ScoreTiles : public RowFormulas<Real> {
  public:
   ScoreTraits traits;
   const Real* projection = nullptr;  // (dim, rank); null without one
 
-  virtual ~ScoreTiles() = default;
   virtual void validate(const Geometry& g, const char* where) const = 0;
   // Behind validate(), which looks at the shapes of parameters: the projection's rank and the rows of the table, 0 without one,
   // and whether the transform differs by head.
   [[nodiscard]] virtual Index rank() const = 0;
   [[nodiscard]] virtual Index table_rows() const = 0;
   [[nodiscard]] virtual bool transform_differs() const = 0;
-  // p[0], p[1], ... of head h.
-  virtual void scalars(Index h, Real* p) const = 0;
-  virtual void prepare_table(Index h, Index dim, Real* out) const = 0;
-  [[nodiscard]] virtual PositionTable<Real> position_table(const Geometry& g) const = 0;
   // What key features depend on, beside what the engine knows of the call.
   virtual void stamp(detail::KeyFeaturesStamp<Real>& to) const = 0;
   // summand() of `count` numbers at `stride`, and its slopes if `slopes` is given.
   virtual void summands(const Real* x, Index stride, Index count, double* values,
                         double* slopes) const = 0;
-  // Features of rows of head h from position `first` on, [feature][lane]. visible: keys that each query sees, or null.
-  virtual void features(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
-                        const Real* visible, int vectors, const LaneTile<Real>& out) const = 0;
-  // The transformed rows in place of rows.x.
-  virtual void transform(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
-                         int vectors) const = 0;
   virtual void scores(const ScoreTile<Real>& tile) const = 0;
   virtual void row_scores(const ScoreRow<Real>& row) const = 0;
 };

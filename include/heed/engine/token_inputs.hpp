@@ -18,6 +18,7 @@
 #include <heed/core/view.hpp>
 #include <heed/engine/tiles.hpp>
 #include <heed/engine/widened.hpp>
+#include <heed/simd/transpose.hpp>
 
 #include <algorithm>
 #include <string>
@@ -33,6 +34,30 @@ template <class U>
 [[nodiscard]] U* input_row(const TensorView<U>& inputs, const Geometry& g, Index b, Index h,
                            Index t) {
   return inputs.row(b, h / (g.heads / inputs.shape().heads), t);
+}
+
+// Tokens of a head; those of a panel's queries.
+struct TokenRange {
+  Index batch, head, first, count;
+};
+[[nodiscard]] inline TokenRange tokens_of(const TilePlace& place) {
+  return {place.batch, place.head, place.query, place.rows};
+}
+// Rows of a tensor in lanes, from column `column` on as many as `to` has rows; zeros where the tensor is not given.
+template <class Real>
+void pack_stored(const TensorView<const Real>& from, const TokenRange& tokens, Index column,
+                 const LaneTile<Real>& to, Real factor = Real(1)) {
+  if (!from.given()) return to.fill(Real(0));
+  pack_lanes(from.row(tokens.batch, tokens.head, tokens.first) + column, from.strides().row,
+             tokens.count, to.rows, to.data, to.lanes, factor);
+}
+// The same of numbers of tokens that head `tokens.head` reads.
+template <class Real>
+void load_inputs(const TensorView<const Real>& from, const Geometry& g, TokenRange tokens,
+                 const LaneTile<Real>& to) {
+  if (to.rows == 0) return;
+  if (from.given()) tokens.head /= g.heads / from.shape().heads;
+  pack_stored(from, tokens, 0, to);
 }
 
 // These columns of `inputs`; nothing where there are none.

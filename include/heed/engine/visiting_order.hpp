@@ -237,24 +237,21 @@ template <class Context>
 
 // What all workers of a backward call read and add to.
 template <class Real>
-struct BackwardShared {
+struct BackwardShared : SideSums<Real> {
   const OpVjps<Real>& vjps;
   const Saved<Real>& saved;
   OutputGradientOperands<Real> output;
   GradientOperands<Real> grads;
   VisitingOrder order;
-  bool sums_queries;                // is the gradient of query a sum over heads or maps?
-  Turnstiles tiles;                 // [family][tile]
-  std::vector<Real> dfeatures;      // laid out by KeySide::row()
-  std::vector<Real> drows;          // of transformed and projected keys
-  std::vector<Real> dquery_inputs;  // [batch][head][query][inputs]
-  std::vector<Real> dkey_inputs;    // laid out by KeySide::row()
+  bool sums_queries;        // is the gradient of query a sum over heads or maps?
+  Turnstiles tiles;         // [family][tile]
+  SideSums<Real> tangents;  // where they move
   // Of what normaliser and readout read of tokens, [batch][head][query or key][inputs].
   std::vector<Real> dnormaliser_query, dnormaliser_key, dreadout_query;
 
   BackwardShared(const CallContext<Real>& c, const OpVjps<Real>& of_op,
                  const Saved<Real>& of_forward, const OutputGradientOperands<Real>& of_output,
-                 const GradientOperands<Real>& to)
+                 const GradientOperands<Real>& to, int planes = 1)
       : vjps(of_op),
         saved(of_forward),
         output(of_output),
@@ -267,10 +264,12 @@ struct BackwardShared {
     const TokenColumns& columns = c.op.columns;
     const Geometry& g = c.geometry;
     const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
-    zeros(dfeatures, c.keys.row_count() * score.key_features);
-    zeros(drows, c.keys.row_count() * needs.row_numbers());
-    zeros(dquery_inputs, g.query_rows() * score.query_inputs);
-    zeros(dkey_inputs, c.keys.row_count() * score.key_inputs);
+    for (int n = 0; n < planes; ++n) {
+      zeros(sums(n).dfeatures, c.keys.row_count() * score.key_features);
+      zeros(sums(n).drows, c.keys.row_count() * needs.row_numbers());
+      zeros(sums(n).dquery_inputs, g.query_rows() * score.query_inputs);
+      zeros(sums(n).dkey_inputs, c.keys.row_count() * score.key_inputs);
+    }
     zeros(dnormaliser_query, g.query_rows() * columns.normaliser_query.count);
     zeros(dnormaliser_key, g.batch * g.heads * g.len_kv * columns.normaliser_key.count);
     zeros(dreadout_query, g.query_rows() * columns.readout_query.count);
@@ -278,6 +277,8 @@ struct BackwardShared {
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
 
+  // The sums of side values' gradients, or their tangents.
+  [[nodiscard]] SideSums<Real>& sums(int plane) { return plane > 0 ? tangents : *this; }
   // How many numbers OrderedSums adds up: all parameters, as visit() meets them, then tables
   // [head][table_rows][dim_qk].
   [[nodiscard]] Index numbers() const { return parameters_ + tables_; }
@@ -292,23 +293,25 @@ struct BackwardShared {
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
     std::size_t count = 0;
-    for (const auto* numbers : {&dfeatures, &drows, &dquery_inputs, &dkey_inputs,
-                                &dnormaliser_query, &dnormaliser_key, &dreadout_query})
+    for (const auto* numbers :
+         {&this->dfeatures, &this->drows, &this->dquery_inputs, &this->dkey_inputs,
+          &dnormaliser_query, &dnormaliser_key, &dreadout_query})
       count += numbers->size();
     return Index(count * sizeof(Real)) + (1 + places(workers)) * numbers() * Index(sizeof(double));
   }
 
-  // Where the gradients of keys are added up that map `map` of the head of `at` reads, from the first key of `at` on: rows of
-  // `stride` numbers. Not given where nobody asks for them.
+  // Where the gradients of keys, or their tangents, are added up that map `map` of the head of `at` reads, from the first key of
+  // `at` on: rows of `stride` numbers. Not given where nobody asks for them.
   struct KeyRows {
     Real* data = nullptr;
     Index stride = 0;
   };
   [[nodiscard]] KeyRows key_rows(const CallContext<Real>& c, const TilePlace& at, int map,
-                                 const Source& source) {
+                                 const Source& source, int plane = 0) {
     if (c.op.score.traits.has_transform) {
       const Index numbers = c.keys.needs().row_numbers();
-      return {drows.data() + c.keys.row(at.batch, at.head, map, at.key) * numbers, numbers};
+      return {sums(plane).drows.data() + c.keys.row(at.batch, at.head, map, at.key) * numbers,
+              numbers};
     }
     if (!grads.key.given()) return {};
     return {grads.key.row(at.batch, source.kv_head, at.key) + source.key_column,

@@ -53,28 +53,36 @@ struct ScoreBack {
   Real logit_part;                     // what dL/dlogit counts in dL/d(q.k)
 };
 
-template <class Real>
-class ScoreVjps {
+// The way back through what a score derives of rows, on numbers, or, with MovingLanes, on numbers that move.
+template <class Real, class Lanes = LaneTile<Real>>
+class RowVjps {
  public:
-  virtual ~ScoreVjps() = default;
+  virtual ~RowVjps() = default;
+  // To what transform_vjp() adds; with MovingLanes add_to() gives the tangents of the gradients, and scores without a transform
+  // have none.
   [[nodiscard]] virtual std::unique_ptr<PartGradient<Real>> gradient() const = 0;
+  // Adds dfeatures . dfeatures/drow to grads.x and so on, and what they owe to p to dscalars, [scalar][lane]; `features` are
+  // what ScoreTiles::features() made of the same rows. Lanes that no pair has read may hold anything, and get 0.
+  virtual void features_vjp(RowSide side, const SideTiles<Real, Lanes>& rows, Index h, Index first,
+                            const Real* visible, int vectors, const LaneTile<Real>& features,
+                            const Lanes& dfeatures, const SideTiles<Real, Lanes>& grads,
+                            const Lanes& dscalars) const = 0;
+  // d, the gradients of transformed rows, become those of `before`, of which the first `count` exist. `work` has room for them.
+  virtual void transform_vjp(RowSide side, Index h, Index first, Index count, const Lanes& before,
+                             const Lanes& work, const Lanes& d, PartGradient<Real>& grad) const = 0;
+  // Adds sums for p[0], p[1], ... of head h to the gradient of a score.
+  virtual void add_scalars(Index h, const double* sums, PartGradient<Real>& grad) const = 0;
+};
+
+template <class Real>
+class ScoreVjps : public RowVjps<Real> {
+ public:
   // Returns how many of the key features have gradients: the first ones. Hidden pairs contribute nothing.
   [[nodiscard]] virtual int scores_vjp(const ScoreTile<Real>& tile,
                                        const ScoreBack<Real>& back) const = 0;
-  // Adds dfeatures . dfeatures/drow to grads.x and so on, and what they owe to p to dscalars, [scalar][lane]; `features` are
-  // what ScoreTiles::features() made of the same rows. Lanes that no pair has read may hold anything, and get 0.
-  virtual void features_vjp(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
-                            const Real* visible, int vectors, const LaneTile<Real>& features,
-                            const LaneTile<Real>& dfeatures, const SideTiles<Real>& grads,
-                            const LaneTile<Real>& dscalars) const = 0;
-  // d, the gradients of transformed rows, become those of `before`, of which the first `count` exist. `work` has room for them.
-  virtual void transform_vjp(RowSide side, Index h, Index first, Index count,
-                             const LaneTile<Real>& before, const LaneTile<Real>& work,
-                             const LaneTile<Real>& d, PartGradient<Real>& grad) const = 0;
   virtual void table_vjp(Index h, Index dim, const double* dtable,
                          PartGradient<Real>& grad) const = 0;
-  // Adds sums for p[0], p[1], ... of head h, and for the entries of its table of positions.
-  virtual void add_scalars(Index h, const double* sums, PartGradient<Real>& grad) const = 0;
+  // Adds sums for the entries of head h's table of positions.
   virtual void add_positions(Index h, const double* sums, PartGradient<Real>& grad) const = 0;
 };
 

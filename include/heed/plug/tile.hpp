@@ -37,6 +37,14 @@ struct LaneTile {
   [[nodiscard]] LaneTile part(Index first, Index count) const { return {row(first), count, lanes}; }
   // The same rows from vector v on.
   [[nodiscard]] LaneTile from_vector(int v) const { return {data + v * P::width, rows, lanes}; }
+
+  // Numbers that move have two planes, numbers and tangents (engine/side_tiles.hpp); these are one.
+  static constexpr int planes = 1;
+  [[nodiscard]] const LaneTile& plane(int) const { return *this; }
+  template <class Scratch>
+  [[nodiscard]] static LaneTile take(Scratch& scratch, Index rows, Index lanes) {
+    return {scratch.take(rows * lanes), rows, lanes};
+  }
 };
 
 template <class Real>
@@ -66,53 +74,54 @@ template <class Real>
 //   index()       position of the row: j of key j, Inputs::first_query + i of query i
 //   visible()     for queries: number of keys that it sees, if the score has counts_visible
 //   input(c)      number c of the token, if the score declares it (plug/token_inputs.hpp)
-template <class Real>
+template <class Real, class Tile = LaneTile<const Real>>
 struct LaneRow {
-  using Scalar = Pack<Real>;
-  LaneTile<const Real> x_tile, projected_tile, table_tile;
+  using Scalar = typename Tile::P;
+  Tile x_tile, projected_tile, table_tile;
   int vector = 0;
   Pack<Real> position = Real(0), seen = Real(0);
-  LaneTile<const Real> input_tile = {};
+  Tile input_tile = {};
 
   [[nodiscard]] Index dim() const { return x_tile.rows; }
   [[nodiscard]] Index rank() const { return projected_tile.rows; }
   [[nodiscard]] Index table_rows() const { return table_tile.rows; }
-  [[nodiscard]] Pack<Real> x(Index c) const { return x_tile.load(c, vector); }
-  [[nodiscard]] Pack<Real> projected(Index c) const { return projected_tile.load(c, vector); }
-  [[nodiscard]] Pack<Real> table(Index m) const { return table_tile.load(m, vector); }
-  [[nodiscard]] Pack<Real> index() const { return position; }
-  [[nodiscard]] Pack<Real> visible() const { return seen; }
-  [[nodiscard]] Pack<Real> input(Index c) const { return input_tile.load(c, vector); }
+  [[nodiscard]] Scalar x(Index c) const { return x_tile.load(c, vector); }
+  [[nodiscard]] Scalar projected(Index c) const { return projected_tile.load(c, vector); }
+  [[nodiscard]] Scalar table(Index m) const { return table_tile.load(m, vector); }
+  [[nodiscard]] Scalar index() const { return Scalar(position); }
+  [[nodiscard]] Scalar visible() const { return Scalar(seen); }
+  [[nodiscard]] Scalar input(Index c) const { return input_tile.load(c, vector); }
 };
 
 // The memory to which the gradients of a LaneRow are added.
-template <class Real>
+template <class Real, class Tile = LaneTile<Real>>
 struct LaneRowGrad {
-  LaneTile<Real> x_tile, projected_tile, table_tile;
+  using Scalar = typename Tile::P;
+  Tile x_tile, projected_tile, table_tile;
   int vector = 0;
-  LaneTile<Real> input_tile = {};
+  Tile input_tile = {};
 
-  void add_x(Index c, Pack<Real> g) const { x_tile.add(c, vector, g); }
-  void add_projected(Index c, Pack<Real> g) const { projected_tile.add(c, vector, g); }
-  void add_table(Index m, Pack<Real> g) const { table_tile.add(m, vector, g); }
-  void add_input(Index c, Pack<Real> g) const { input_tile.add(c, vector, g); }
+  void add_x(Index c, const Scalar& g) const { x_tile.add(c, vector, g); }
+  void add_projected(Index c, const Scalar& g) const { projected_tile.add(c, vector, g); }
+  void add_table(Index m, const Scalar& g) const { table_tile.add(m, vector, g); }
+  void add_input(Index c, const Scalar& g) const { input_tile.add(c, vector, g); }
 };
 
 enum class RowSide { query, key };
 
 // Vector v of rows in lanes, to be transformed in place.
-template <class Real>
+template <class Real, class Tile = LaneTile<Real>>
 struct LaneRowInPlace {
-  using Scalar = Pack<Real>;
-  LaneTile<Real> tile;
-  LaneTile<const Real> before;  // the rows that restore() brings back
+  using Scalar = typename Tile::P;
+  Tile tile;
+  decltype(tile.constant()) before;  // the rows that restore() brings back
   int vector = 0;
   Pack<Real> position = Real(0);
 
   [[nodiscard]] Index dim() const { return tile.rows; }
-  [[nodiscard]] Pack<Real> operator()(Index c) const { return tile.load(c, vector); }
-  void set(Index c, Pack<Real> x) const { tile.store(c, vector, x); }
-  [[nodiscard]] Pack<Real> index() const { return position; }
+  [[nodiscard]] Scalar operator()(Index c) const { return tile.load(c, vector); }
+  void set(Index c, const Scalar& x) const { tile.store(c, vector, x); }
+  [[nodiscard]] Scalar index() const { return Scalar(position); }
   void restore() const {
     for (Index c = 0; c < dim(); ++c) set(c, before.load(c, vector));
   }
