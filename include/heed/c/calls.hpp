@@ -119,7 +119,7 @@ void check_apart(const Request<Real>& request, const HvpRequest<Real>& from) {
     const detail::NamedMemory read[] = {{name.c_str(), true, tangent, {}}};
     require_apart(from.parameters, from.parameter_count, "the gradient of ", read, where);
   };
-  detail::for_each_operand(from.along.inputs, from.along.inputs.bias, apart_from);
+  detail::for_each_tensor(from.along.inputs, apart_from);
   apart_from("grad_out", from.grad_out_tangent);
   for (std::size_t n = 0; n < from.along.parameter_count; ++n)
     if (const heed_parameter& one = from.along.parameters[n]; one.tensor != nullptr)
@@ -222,9 +222,8 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     require_options<Real>(request.options, request.where);
     const Mask<Real> mask = mask_of_call(request);
     if (request.packed != nullptr) {
-      (void)detail::PackedCalls<Real>(request.in, mask, detail::joins_sequences(tiles),
-                                      request.where)
-          .plan(Outputs<Real>(StoredView<Real>()), request.options, detail::geometry_setter(tiles));
+      const detail::OpenCall<Real> call(tiles, {request.in, mask, request.options}, request.where);
+      (void)detail::PackedCalls<Real>(call).plan(Outputs<Real>(StoredView<Real>()));
       return;
     }
     const Geometry g = geometry_of(tiles, request.in, request.where);

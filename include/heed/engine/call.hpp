@@ -6,9 +6,9 @@
 #include <heed/core/dropout.hpp>
 #include <heed/core/geometry.hpp>
 #include <heed/engine/key_features.hpp>
+#include <heed/engine/tensors.hpp>
 #include <heed/mask/mask_stamp.hpp>
 #include <heed/simd/precision.hpp>
-#include <heed/simd/stored_view.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -43,7 +43,7 @@ struct Packed;
 // share: of a call that several share, how many queries and keys stand elsewhere, before and behind those of these tensors:
 // queries [queries_before, queries_before + len) of a longer call. All that is counted counts them: mask, positions and dropout are those
 // of the whole call, and each row that is computed has the bits that it has there, where all keys are at hand and the share
-// begins and ends at a multiple of share_step() (engine/share.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
+// begins and ends at a multiple of share_step() (engine/doors.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
 // packed: null, or the lengths of sequences that lie one behind the other in tensors of batch 1.
 template <class Real>
 struct Inputs {
@@ -141,12 +141,9 @@ struct OutputGradients {
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
-// shape of the mask's bias.
+// shape of the mask's bias. {query, key, value, extra, bias, query_inputs, key_inputs}.
 template <class Real>
-struct Gradients {
-  StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
-                   key_inputs = {};
-};
+using Gradients = TensorSet<StoredView<Real>>;
 
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.
@@ -228,6 +225,30 @@ struct Saved {
          known.empty() ? "nothing" : known);
   }
 };
+
+namespace detail {
+
+// The arguments of a door, handed on together. What they refer to outlives the call.
+template <class Real>
+struct CallArguments {
+  const Inputs<Real>& in;
+  const Mask<Real>& mask;
+  const Options& options;
+};
+template <class Real>
+struct ForwardArguments : CallArguments<Real> {
+  const Outputs<Real>& out;
+  Saved<Real>* saved;
+};
+template <class Real>
+struct BackwardArguments : CallArguments<Real> {
+  const Saved<Real>& saved;
+  const StoredView<const Real>& out;
+  const OutputGradients<Real>& grad_out;
+  const Gradients<Real>& grads;
+};
+
+}  // namespace detail
 
 inline std::string CallStamp::text_of_difference(const CallStamp& other) const {
   std::string text;

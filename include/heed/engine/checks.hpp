@@ -333,18 +333,6 @@ void require_steps(const OpTiles<Real>& op, const char* name, const std::string&
   require(why == nullptr, where, ": ", name, " was given, ", why ? why : "");
 }
 
-// f(name, tensor) for all that a call reads as numbers: of its inputs, or of their tangents, and of its mask's bias.
-template <class Tensors, class Bias, class F>
-void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
-  f("query", of.query);
-  f("key", of.key);
-  f("value", of.value);
-  f("extra", of.extra);
-  f("query_inputs", of.query_inputs);
-  f("key_inputs", of.key_inputs);
-  f("bias", bias);
-}
-
 // A tensor of a call as its checks see it.
 struct NamedMemory {
   const char* name;
@@ -358,7 +346,7 @@ template <class View>
   return {name, view.given(), view, scales};
 }
 
-// All that a call reads, in the order of for_each_operand(), and the boolean mask behind it.
+// All that a call reads, in the order of for_each_tensor(), and the boolean mask behind it.
 inline constexpr std::size_t kOperands = 7;
 template <class Real>
 [[nodiscard]] std::array<NamedMemory, kOperands + 1> memory_of(const Inputs<Real>& in,

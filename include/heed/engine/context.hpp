@@ -99,5 +99,22 @@ struct CallContext {
   }
 };
 
+// All but the plan, which the call's pass knows, follows from op and options.
+template <class Real>
+[[nodiscard]] CallContext<Real> make_context(const OpTiles<Real>& op, const Geometry& g,
+                                             const BoundMask<Real>& mask, const Operands<Real>& in,
+                                             const KeySide<Real>& keys, const Options& options,
+                                             const Plan& plan) {
+  return {op,
+          g,
+          mask,
+          in,
+          plan,
+          Real(scale_of(op, g, options)),
+          keys,
+          options.dropout,
+          options.precision.products()};
+}
+
 }  // namespace HEED_ABI
 }  // namespace heed

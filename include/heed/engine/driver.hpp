@@ -18,56 +18,35 @@ namespace detail {
 
 template <class Real>
 struct HandedOn;
+template <class Real>
+struct JvpArguments;
+template <class Real>
+struct HvpArguments;
 
 // A class, so that one line instantiates all of them. Gradients of parameters are added to `grad_op`, if it is given.
 template <class Real>
 struct Driver {
-  // doors.hpp
-  static void forward(const OpTiles<Real>& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                      const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options);
-  static void backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const Inputs<Real>& in,
-                       const Mask<Real>& mask, const Saved<Real>& saved,
-                       const StoredView<const Real>& out, const OutputGradients<Real>& output,
-                       const Gradients<Real>& grads, OpGradient<Real>* grad_op,
-                       const Options& options);
+  // doors.hpp. on: of a call that shares compute one after the other, what the share before has left (backward_stage.hpp).
+  static void forward(const OpTiles<Real>& op, const ForwardArguments<Real>& given);
+  static void backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                       const BackwardArguments<Real>& given, OpGradient<Real>* grad_op,
+                       HandedOn<Real>* on = nullptr, bool last = true);
   [[nodiscard]] static Index share_step(const OpTiles<Real>& op, const Geometry& g,
                                         const Options& options);
   // May a call of the op on these keys take the features that are kept?
   [[nodiscard]] static bool features_fit(const KeyFeatures<Real>& kept, const OpTiles<Real>& op,
                                          const Geometry& g, const StoredView<const Real>& key);
   // packed_doors.hpp
-  static void forward_packed(const OpTiles<Real>& op, const PackedInputs<Real>& in,
-                             const Mask<Real>& mask, const Outputs<Real>& outputs,
-                             Saved<Real>* saved, const Options& options);
+  static void forward_packed(const OpTiles<Real>& op, const ForwardArguments<Real>& given);
   static void backward_packed(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
-                              const PackedInputs<Real>& in, const Mask<Real>& mask,
-                              const Saved<Real>& saved, const StoredView<const Real>& out,
-                              const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                              OpGradient<Real>* grad_op, const Options& options);
-  // backward_stage.hpp
-  static void backward_stage(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
-                             const Inputs<Real>& in, const Mask<Real>& mask,
-                             const Saved<Real>& saved, const StoredView<const Real>& out,
-                             const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                             HandedOn<Real>& on, bool last, OpGradient<Real>* grad_op,
-                             const Options& options);
-  // jvp.hpp. known_out: out of the forward that filled `saved`; written: where out goes without it.
-  static void jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Inputs<Real>& in,
-                  const Mask<Real>& mask, const Saved<Real>* saved,
-                  const StoredView<const Real>& known_out, const Outputs<Real>* written,
-                  const Tangents<Real>& d, const Outputs<Real>& tangent, const Options& options);
-  static void jvp_packed(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Inputs<Real>& in,
-                         const Mask<Real>& mask, const Saved<Real>* saved,
-                         const StoredView<const Real>& known_out, const Outputs<Real>* written,
-                         const Tangents<Real>& d, const Outputs<Real>& tangent,
-                         const Options& options, const std::string& where);
+                              const BackwardArguments<Real>& given, OpGradient<Real>* grad_op);
+  // jvp.hpp
+  static void jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
+                  const JvpArguments<Real>& given);
   // hvp.hpp
   static void hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
-                  const ScoreHvps<Real>& hvps, const Inputs<Real>& in, const Mask<Real>& mask,
-                  const Saved<Real>& saved, const StoredView<const Real>& out,
-                  const StoredView<const Real>& grad_out, const Tangents<Real>& tangents,
-                  const StoredView<const Real>& grad_out_tangent, const Gradients<Real>& to,
-                  OpGradient<Real>* grad_op, const Options& options);
+                  const ScoreHvps<Real>& hvps, const HvpArguments<Real>& given,
+                  OpGradient<Real>* grad_op);
   // explain.hpp
   [[nodiscard]] static Explanation explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
                                            const Geometry& g, const Mask<Real>& mask, Pass pass,

@@ -165,15 +165,8 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     return folded;
   }
   KeySide<Real> keys(op, g, {});
-  const CallContext<Real> c{op,
-                            g,
-                            bound,
-                            {},
-                            plan_call<Real>(op, g, bound, options, 0, back),
-                            Real(scale_of(op, g, options)),
-                            keys,
-                            options.dropout,
-                            options.precision.products()};
+  const CallContext<Real> c = make_context(op, g, bound, Operands<Real>{}, keys, options,
+                                           plan_call<Real>(op, g, bound, options, 0, back));
   Explanation e;
   e.instruction_set = instruction_set();
   e.lanes = c.plan.lanes;

@@ -6,8 +6,10 @@
 // it has the bits of a call of its own, and all their groups are handed out together, those of the longest call first.
 
 #include <heed/engine/forward_walk.hpp>
+#include <heed/engine/open.hpp>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -77,19 +79,13 @@ class ForwardPass {
   using Worker = ForwardWorker<Real>;
 
   ForwardPass(const OpTiles<Real>& op, const Geometry& g, const Operands<Real>& in,
-              const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
-              const Options& options, KeyFeatures<Real>* kept)
+              const BoundMask<Real>& mask, const OutputSet<TensorView<Real>>& out,
+              Saved<Real>* saved, const Options& options, KeyFeatures<Real>* kept)
       : keys_(op, g, in.key, kept, door_name("heed::forward", options.name), in.key_inputs),
-        c_{op,
-           g,
-           mask,
-           in,
-           plan_call<Real>(op, g, mask, options, std::gcd(in.key.page_rows(), in.value.page_rows()),
-                           false),
-           Real(scale_of(op, g, options)),
-           keys_,
-           options.dropout,
-           options.precision.products()},
+        c_(make_context(
+            op, g, mask, in, keys_, options,
+            plan_call<Real>(op, g, mask, options,
+                            std::gcd(in.key.page_rows(), in.value.page_rows()), false))),
         out_(out),
         saved_(saved),
         units_(g.held_queries() > 0 ? g.batch * g.kv_heads * c_.groups_of(g.group()) : 0) {
@@ -164,7 +160,7 @@ class ForwardPass {
 
   KeySide<Real> keys_;
   CallContext<Real> c_;
-  OutputOperands<Real> out_;
+  OutputSet<TensorView<Real>> out_;
   Saved<Real>* saved_;
   KeySide<Real>* lazy_keys_ = nullptr;
   Index units_, parts_ = 1, elements_ = 0;
@@ -232,6 +228,155 @@ void run_forward(const FixedList<ForwardPass<Real>*>& passes, const Options& opt
   };
   run(items, false);
   if (joins > 0) run(joins, true);
+}
+
+// What a call of forward reads and writes beside the caller's memory, and the passes that it runs.
+template <class Real>
+class ForwardCall {
+ public:
+  // threads: that may prepare it. The call that was opened must outlive it.
+  ForwardCall(const OpenCall<Real>& call, const Outputs<Real>& outputs, Saved<Real>* saved,
+              int threads)
+      : call_(call),
+        saved_(saved),
+        bound_(call.bound_mask(threads)),
+        copies_(threads),
+        operands_{{.query = rows(call.in.query, TokensOf::queries),
+                   .key = call.in.key,
+                   .value = call.in.value,
+                   .extra = rows(call.in.extra, TokensOf::queries)}} {
+    const OpTiles<Real>& op = call.op;
+    const Geometry& g = call.geometry;
+    const Inputs<Real>& in = call.in;
+    const bool own_rows = op.readout.traits.uses_own_rows;
+    // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
+    if (own_rows || g.share.keys_before > 0) {
+      operands_.key = rows(in.key, TokensOf::keys);
+      operands_.value = rows(in.value, TokensOf::keys);
+    }
+    if (op.columns.any()) {
+      operands_.query_inputs = rows(in.query_inputs, TokensOf::queries);
+      operands_.key_inputs = rows(in.key_inputs, TokensOf::keys);
+    }
+    inputs_ = take_inputs(op, g, threads, operands_);
+    to_ = copies_.write_outputs(outputs, g.share.queries_before);
+    const bool folds = heads_fold(op, g, call.mask, bound_, call.options.dropout);
+    // Copied keys, shards and folded heads bypass the feature cache.
+    const bool others = own_rows || g.held_keys() != g.len_kv ||
+                        (folds && in.key_features && SideNeeds<Real>(op, g).per_query_head);
+    kept_ = others ? nullptr : in.key_features;
+    if (!folds) return;
+    folded_.emplace(fold_heads(g), fold_heads(call.mask, bound_, g), fold_heads(call.options));
+    folded_->bound.emplace(folded_->mask, folded_->geometry, call.where.c_str());
+    operands_.query = fold_heads(operands_.query, g);
+    operands_.extra = fold_heads(operands_.extra, g);
+    to_ = {fold_heads(to_.out, g), fold_heads(to_.lse, g), fold_heads(to_.steps, g)};
+  }
+  ForwardCall(const ForwardCall&) = delete;  // its parts refer to each other
+
+  // An op whose rows depend on each other is first run as a rehearsal; afterwards it is settled with what all rows of the
+  // call have said.
+  void rehearse() {
+    take_readout(call_.op.readout.rehearsal());
+    ready(*settled_, &reports_);
+  }
+  void settle() {
+    pass_.reset();
+    take_readout(call_.op.readout.settled(reports_));
+    ready(*settled_, saved_);
+  }
+  void ready() { ready(call_.op, saved_); }
+  [[nodiscard]] ForwardPass<Real>* pass() { return &*pass_; }
+  // All of the call, by the worker that asks for it.
+  void run_alone() {
+    if (call_.op.readout.needs_rehearsal()) {
+      rehearse();
+      pass_->run_alone();
+      settle();
+    } else {
+      ready();
+    }
+    pass_->run_alone();
+    finish();
+  }
+  void finish() {
+    copies_.round();
+    if (saved_) saved_->stamp = call_.stamp();
+  }
+
+ private:
+  // The call when its heads are taken for queries of one head.
+  struct Folded {
+    Geometry geometry;
+    Mask<Real> mask;
+    Options options;
+    std::optional<BoundMask<Real>> bound = {};
+    Folded(const Geometry& g, Mask<Real> of, const Options& own)
+        : geometry(g), mask(std::move(of)), options(own) {}
+  };
+  [[nodiscard]] TensorView<const Real> rows(const StoredView<const Real>& held, TokensOf tokens) {
+    return rows_of_call(copies_.read(held), call_.geometry.share, tokens);
+  }
+  void take_readout(std::unique_ptr<ReadoutTiles<Real>> readout) {
+    own_readout_ = std::move(readout);
+    settled_.emplace(OpTiles<Real>{call_.op.score, call_.op.normaliser, *own_readout_,
+                                   call_.op.columns, call_.op.type});
+  }
+  void ready(const OpTiles<Real>& op, Saved<Real>* to) {
+    pass_.emplace(op, folded_ ? folded_->geometry : call_.geometry, operands_,
+                  folded_ ? *folded_->bound : bound_, to_, to,
+                  folded_ ? folded_->options : call_.options, kept_);
+  }
+
+  const OpenCall<Real>& call_;
+  Saved<Real>* saved_;
+  BoundMask<Real> bound_;
+  WidenedTensors<Real> copies_;
+  Operands<Real> operands_;
+  std::unique_ptr<SummedInputs<Real>> inputs_;
+  OutputSet<TensorView<Real>> to_;
+  KeyFeatures<Real>* kept_ = nullptr;
+  std::optional<Folded> folded_;
+  std::unique_ptr<ReadoutTiles<Real>> own_readout_;  // of settled_
+  std::optional<OpTiles<Real>> settled_;
+  Saved<Real> reports_;  // of the rehearsal
+  std::optional<ForwardPass<Real>> pass_;
+};
+
+// Calls are prepared side by side where they are many; few leave the threads to what each of them prepares.
+class Preparation {
+ public:
+  Preparation(Index calls, int threads)
+      : workers_(int(std::min<Index>(threads, 1 + calls / 8))),
+        threads_(workers_ > 1 ? 1 : threads) {}
+
+  // body(n, threads) for each call.
+  template <class Body>
+  void run(Index calls, Body&& body) const {
+    parallel_for(calls, workers_, [&](Index n) { body(n, threads_); });
+  }
+
+ private:
+  int workers_, threads_;
+};
+
+// Runs calls of one op together.
+template <class Real>
+void run_forward_calls(const OpTiles<Real>& op, std::span<ForwardCall<Real>* const> calls,
+                       const Preparation& preparation, const Options& options) {
+  const auto run = [&](void (*prepare)(ForwardCall<Real>&)) {
+    preparation.run(Index(calls.size()), [&](Index n, int) { prepare(*calls[std::size_t(n)]); });
+    FixedList<ForwardPass<Real>*> passes(Index(calls.size()));
+    take_longest_first(calls, passes);
+    run_forward(passes, options);
+  };
+  if (op.readout.needs_rehearsal()) {
+    run([](ForwardCall<Real>& call) { call.rehearse(); });
+    run([](ForwardCall<Real>& call) { call.settle(); });
+  } else {
+    run([](ForwardCall<Real>& call) { call.ready(); });
+  }
+  for (ForwardCall<Real>* call : calls) call->finish();
 }
 
 }  // namespace detail

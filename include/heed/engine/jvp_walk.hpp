@@ -35,8 +35,8 @@ struct JvpOutputs {
   const Saved<Real>* saved = nullptr;     // of forward(), or null
   TensorView<const Real> known_out = {};  // that of the same forward()
   // Written where `saved` is not given; lse and steps as asked for.
-  TensorView<Real> out = {}, lse = {}, steps = {};
-  TensorView<Real> out_tangent = {}, lse_tangent = {}, steps_tangent = {};
+  OutputSet<TensorView<Real>> written = {};
+  OutputSet<TensorView<Real>> tangent = {};
 };
 
 // Rows before a readout that is not the identity, and what moves with them.
@@ -265,7 +265,7 @@ class JvpWorker {
   }
   void load_input_tangents(const My& my) const {
     const TilePlace& place = my.panel.place;
-    load_inputs(d_.part_inputs.normaliser_query, c_.geometry,
+    load_inputs(d_.normaliser_query, c_.geometry,
                 {place.batch, place.head, place.query, place.rows}, input_tangents_);
   }
   void load_rows(const My& my, const TensorView<const Real>& view, const LaneTile<Real>& to) const {
@@ -317,7 +317,7 @@ class JvpWorker {
     moved.extra = extra_tangents_.data;
     moved.query = query_tangents_.constant();
     moved.query_inputs = input_tangents_.constant();
-    const auto& keys = d_.part_inputs.normaliser_key;
+    const auto& keys = d_.normaliser_key;
     std::fill_n(no_key_inputs_, traits_.key_inputs, Real(0));
     moved.key_inputs = {no_key_inputs_, 0};
     if (keys.given())
@@ -348,11 +348,11 @@ class JvpWorker {
         unpack_lanes(from.data, from.lanes, place.rows, from.rows,
                      to.row(place.batch, place.head, place.query), to.strides().row);
     };
-    unpack(my.panel.lse, to_.lse);
-    unpack(my.lse_tangent, to_.lse_tangent);
+    unpack(my.panel.lse, to_.written.lse);
+    unpack(my.lse_tangent, to_.tangent.lse);
     if (readout_.identity) {
-      unpack(my.mixed, to_.out);
-      unpack(my.mixed_tangent, to_.out_tangent);
+      unpack(my.mixed, to_.written.out);
+      unpack(my.mixed_tangent, to_.tangent.out);
     } else {
       const Index dim = c_.geometry.dim_v, first = my.panel.first_row();
       const auto keep = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
@@ -424,7 +424,7 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
   context.value = of_tensor(traits.uses_own_rows, c.in.value.plain(), d.value);
   context.extra = of_tensor(traits.uses_extra, c.in.extra, d.extra);
   context.query_inputs = dense(
-      traits.query_inputs > 0, c.in.part_inputs.readout_query, d.part_inputs.readout_query, g.heads,
+      traits.query_inputs > 0, c.in.readout_query, d.readout_query, g.heads,
       [&](const auto& view, Index b, Index h, Index t) { return input_row(view, g, b, h, t); });
   const std::vector<Moving> lse = zip(rows.lse, rows.lse_tangent);
   for (Index m = 0; m < c.op.maps(); ++m)
@@ -444,9 +444,9 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
             if (tangents.given()) tangents(b, h, t, n) = Real(from[next].grad[0]);
           }
   };
-  write(context.out, g.dim_v, to.out, to.out_tangent);
+  write(context.out, g.dim_v, to.written.out, to.tangent.out);
   if (traits.counts_steps)
-    write(context.steps, c.op.readout.step_columns(g), to.steps, to.steps_tangent);
+    write(context.steps, c.op.readout.step_columns(g), to.written.steps, to.tangent.steps);
 }
 
 // Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
@@ -489,14 +489,8 @@ void run_jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Geometry& 
              const JvpOutputs<Real>& to, const Options& options) {
   KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
   const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
-  const CallContext<Real> c{op,
-                            g,
-                            bound,
-                            in,
-                            make_plan<Real>(g, bound, options, row_tiles, 0, true),
-                            Real(scale_of(op, g, options)),
-                            keys,
-                            options.dropout};
+  const CallContext<Real> c = make_context(op, g, bound, in, keys, options,
+                                           make_plan<Real>(g, bound, options, row_tiles, 0, true));
   KeyTangents<Real> key_tangents(c, jvps.score, d);
   walk_jvp(c, jvps, keys, key_tangents, d, to, options);
 }

@@ -11,8 +11,8 @@
 //   once per tile        scores(), weigh()
 
 #include <heed/autodiff/dual.hpp>
+#include <heed/engine/tensors.hpp>
 #include <heed/engine/tiles.hpp>
-#include <heed/simd/stored_view.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -22,11 +22,9 @@ using Moving = Dual<double, 1>;
 
 // A direction in the inputs of a call, each tensor of the shape of the input (bias: of the mask's bias). One that is
 // not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
+// {query, key, value, extra, bias, query_inputs, key_inputs}.
 template <class Real>
-struct Tangents {
-  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
-                         key_inputs = {};
-};
+using Tangents = TensorSet<StoredView<const Real>>;
 
 // The tangents of the pairs of a ScoreTile:
 //

@@ -32,41 +32,27 @@ void with_gradient(const Op& op, Op* grad_op, Run&& run) {
 }
 
 template <class Op>
-void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options) {
+void Door<Op>::forward(const Op& op, const ForwardArguments<Real>& given) {
   const OpTilesOf<Op> of(op);
-  Driver<Real>::forward(of.tiles(), in, mask, outputs, saved, options);
+  Driver<Real>::forward(of.tiles(), given);
 }
-
 template <class Op>
-void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                        const Saved<Real>& saved, const StoredView<const Real>& out,
-                        const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                        Op* grad_op, const Options& options) {
+void Door<Op>::forward_packed(const Op& op, const ForwardArguments<Real>& given) {
+  const OpTilesOf<Op> of(op);
+  Driver<Real>::forward_packed(of.tiles(), given);
+}
+template <class Op>
+void Door<Op>::backward(const Op& op, const BackwardArguments<Real>& given, Op* grad_op) {
   const OpTilesOf<Op> of(op);
   with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-    Driver<Real>::backward(of.tiles(), vjps, in, mask, saved, out, output, grads, gradient,
-                           options);
+    Driver<Real>::backward(of.tiles(), vjps, given, gradient);
   });
 }
-
 template <class Op>
-void Door<Op>::forward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
-                              const Outputs<Real>& outputs, Saved<Real>* saved,
-                              const Options& options) {
-  const OpTilesOf<Op> of(op);
-  Driver<Real>::forward_packed(of.tiles(), in, mask, outputs, saved, options);
-}
-
-template <class Op>
-void Door<Op>::backward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
-                               const Saved<Real>& saved, const StoredView<const Real>& out,
-                               const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                               Op* grad_op, const Options& options) {
+void Door<Op>::backward_packed(const Op& op, const BackwardArguments<Real>& given, Op* grad_op) {
   const OpTilesOf<Op> of(op);
   with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-    Driver<Real>::backward_packed(of.tiles(), vjps, in, mask, saved, out, output, grads, gradient,
-                                  options);
+    Driver<Real>::backward_packed(of.tiles(), vjps, given, gradient);
   });
 }
 

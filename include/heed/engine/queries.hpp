@@ -54,8 +54,7 @@ class PanelReadout {
     fetch(c_.key, kv, own_key_);
     fetch(c_.value, kv, own_value_);
     fetch(c_.in.extra, place.head, extra_);
-    if (inputs_.rows > 0)
-      pack_input_rows(c_.in.part_inputs.readout_query, c_.geometry, place, inputs_);
+    if (inputs_.rows > 0) pack_input_rows(c_.in.readout_query, c_.geometry, place, inputs_);
     ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
     panel.batch = place.batch;
@@ -205,8 +204,7 @@ class Panel {
   }
   void load_queries() {
     for (QuerySide<Real>& side : query) side.load(place.batch, place.head, place.query, place.rows);
-    if (inputs_.rows > 0)
-      pack_input_rows(c_.in.part_inputs.normaliser_query, c_.geometry, place, inputs_);
+    if (inputs_.rows > 0) pack_input_rows(c_.in.normaliser_query, c_.geometry, place, inputs_);
   }
 
   // Vector v of the panel, as a streaming normaliser sees its queries. dinputs: where gradients of the numbers of their
@@ -290,7 +288,7 @@ class Panel {
     block.visible = visible_;
     block.query_inputs = inputs_.constant();
     if (traits_.key_inputs > 0) {
-      const auto& inputs = c_.in.part_inputs.normaliser_key;
+      const auto& inputs = c_.in.normaliser_key;
       block.key_inputs = {
           input_row(inputs, c_.geometry, place.batch, place.head, seen_by_any.begin),
           inputs.strides().row};

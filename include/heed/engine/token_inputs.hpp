@@ -20,6 +20,7 @@
 #include <heed/engine/widened.hpp>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,14 +44,14 @@ template <class U>
   shape.dim = columns.count;
   return {inputs.data() ? inputs.data() + columns.first : nullptr, shape, inputs.strides()};
 }
-// The columns of normaliser and readout.
-template <class U>
-[[nodiscard]] PartInputs<U> part_inputs_of(const TokenColumns& columns,
-                                           const TensorView<U>& query_inputs,
-                                           const TensorView<U>& key_inputs) {
-  return {columns_of(query_inputs, columns.normaliser_query),
-          columns_of(key_inputs, columns.normaliser_key),
-          columns_of(query_inputs, columns.readout_query)};
+// Gives each part of the op its columns of the numbers of tokens, which arrive in `of` as the caller's.
+template <class Tensors>
+void split_inputs(const TokenColumns& columns, Tensors& of) {
+  of.normaliser_query = columns_of(of.query_inputs, columns.normaliser_query);
+  of.normaliser_key = columns_of(of.key_inputs, columns.normaliser_key);
+  of.readout_query = columns_of(of.query_inputs, columns.readout_query);
+  of.query_inputs = columns_of(of.query_inputs, columns.score_query);
+  of.key_inputs = columns_of(of.key_inputs, columns.score_key);
 }
 
 // What an op reads of each token: `count` numbers, called `name`, in the member `argument` of Inputs.
@@ -195,6 +196,21 @@ class SummedInputs {
   int threads_ = 1;
   std::vector<Real> sums_, of_keys_, of_queries_;  // (batch, heads, len_kv, count)
 };
+
+// Gives the parts of the op what they read of the tokens in `operands`. Returns the memory of their sums; null for ops that
+// read nothing of tokens.
+template <class Real>
+[[nodiscard]] std::unique_ptr<SummedInputs<Real>> take_inputs(const OpTiles<Real>& op,
+                                                              const Geometry& g, int threads,
+                                                              Operands<Real>& operands) {
+  if (!op.columns.any()) return nullptr;
+  split_inputs(op.columns, operands);
+  auto inputs = std::make_unique<SummedInputs<Real>>(op.score, g, operands.query_inputs,
+                                                     operands.key_inputs, threads);
+  operands.query_inputs = inputs->query();
+  operands.key_inputs = inputs->key();
+  return inputs;
+}
 
 // to(b, h, t, c) = the sum of parts[b][head][map][t][c] over the heads that read row h, and over maps, in their order.
 template <class Real>

@@ -69,6 +69,11 @@ class Families {
   }
   [[nodiscard]] Index size() const { return Index(all_.size()); }
   [[nodiscard]] Index ranks(Index turn) const { return of(turn).order.ranks(); }
+  [[nodiscard]] Index visits() const {
+    Index count = 0;
+    for (const Family& family : all_) count += family.order.ranks();
+    return count;
+  }
   [[nodiscard]] double weight(Index turn) const { return of(turn).weight; }
   [[nodiscard]] VisitingOrder::Visit visit(Index turn, Index rank) const {
     const Family& family = of(turn);

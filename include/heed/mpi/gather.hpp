@@ -387,10 +387,13 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
             if (piece != stage.piece) return;
             const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
             heed::detail::backward_stage<Op>(
-                settled(), in, mask_, saved.pieces[n], own(out),
-                {own(output.out), own(output.lse), own(output.steps)},
-                {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}, on,
-                last, grad_op ? &sums : nullptr, options_);
+                settled(),
+                {{in, mask_, options_},
+                 saved.pieces[n],
+                 own(out),
+                 {own(output.out), own(output.lse), own(output.steps)},
+                 {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}},
+                on, last, grad_op ? &sums : nullptr);
           });
       if (!last && stages[s + 1].rank != stage.rank)
         Side::send_state(stages[s + 1].rank, parts(), on.sums);
