@@ -102,43 +102,34 @@ struct PackedInputs : Inputs<Real> {
   }
 };
 
+// What forward() writes, or gradients of it. A view alone stands for out.
+template <class Element>
+struct OutputViews {
+  StoredView<Element> out, lse = {}, steps = {};
+
+  template <class View>
+  requires std::convertible_to<View, StoredView<Element>> OutputViews(View&& of)
+      : out(static_cast<View&&>(of)) {}
+  OutputViews(Element* data, const Shape& shape) : out(data, shape) {}
+  OutputViews(Element* data, const Shape& shape, const Strides& strides)
+      : out(data, shape, strides) {}
+  OutputViews(const StoredView<Element>& of, const StoredView<Element>& of_lse,
+              const StoredView<Element>& of_steps = {})
+      : out(of), lse(of_lse), steps(of_steps) {}
+};
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
 // natural-log sum of exp of the scores of each map (two for differences of softmaxes), -infinity for a row that sees no
 // key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). steps (batch, heads, len_q,
 // step_columns), where it is given, receives what the steps of each row come to, of ops whose readout counts them
 // (counts_steps, plug/readout.hpp): one number, the time that the row takes, unless the readout says otherwise.
-// {out, {}, steps} without lse. A view alone stands for out.
+// {out, {}, steps} without lse.
 template <class Real>
-struct Outputs {
-  StoredView<Real> out, lse = {}, steps = {};
-
-  template <class View>
-  requires std::convertible_to<View, StoredView<Real>> Outputs(View&& to)
-      : out(static_cast<View&&>(to)) {}
-  Outputs(Real* data, const Shape& shape) : out(data, shape) {}
-  Outputs(Real* data, const Shape& shape, const Strides& strides) : out(data, shape, strides) {}
-  Outputs(const StoredView<Real>& to, const StoredView<Real>& lse_to,
-          const StoredView<Real>& steps_to = {})
-      : out(to), lse(lse_to), steps(steps_to) {}
-};
-
+using Outputs = OutputViews<Real>;
 // The gradients of the loss for what forward() wrote, of the same shapes: out's always, of zeros for a loss of lse alone;
 // lse's only where the loss depends on it, and where the op's normaliser differentiates_lse (plug/normaliser.hpp); those of
-// steps only where the loss depends on them, and where the op's readout counts them. A view alone stands for out's.
+// steps only where the loss depends on them, and where the op's readout counts them.
 template <class Real>
-struct OutputGradients {
-  StoredView<const Real> out, lse = {}, steps = {};
-
-  template <class View>
-  requires std::convertible_to<View, StoredView<const Real>> OutputGradients(View&& of)
-      : out(static_cast<View&&>(of)) {}
-  OutputGradients(const Real* data, const Shape& shape) : out(data, shape) {}
-  OutputGradients(const Real* data, const Shape& shape, const Strides& strides)
-      : out(data, shape, strides) {}
-  OutputGradients(const StoredView<const Real>& of, const StoredView<const Real>& of_lse,
-                  const StoredView<const Real>& of_steps = {})
-      : out(of), lse(of_lse), steps(of_steps) {}
-};
+using OutputGradients = OutputViews<const Real>;
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
 // shape of the mask's bias. {query, key, value, extra, bias, query_inputs, key_inputs}.

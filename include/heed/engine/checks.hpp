@@ -30,11 +30,25 @@ inline std::string door_name(const char* function, const char* op) {
   return op[0] == '\0' ? std::string(function) : std::string(function) + "(" + op + ")";
 }
 
-inline void require_view(const MemoryView& view, const char* name, const std::string& where) {
+// The name of a tensor, such as "query", or of one that belongs to it, such as "grad_query". Words and input are joined where a
+// sentence needs them.
+struct TensorName {
+  const char* words = "";
+  const char* input;
+
+  TensorName(const char* of) : input(of) {}
+  TensorName(const char* before, const char* of) : words(before), input(of) {}
+  [[nodiscard]] std::string text() const { return std::string(words) + input; }
+};
+
+inline void require_view(const MemoryView& view, const TensorName& name, const std::string& where) {
   const Shape& s = view.shape;
   require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
           " has shape ", s, ", extents must not be negative");
-  (void)element_count(s, (where + ": " + name).c_str());
+  if (Index count; __builtin_mul_overflow(s.batch, s.heads, &count) ||
+                   __builtin_mul_overflow(count, s.len, &count) ||
+                   __builtin_mul_overflow(count, s.dim, &count))
+    (void)element_count(s, (where + ": " + name.text()).c_str());  // throws
   if (!view.has_elements()) return;
   for (Index p = 0; p < view.pages(); ++p) {
     (void)view.span(p);  // throws where an offset does not fit
@@ -47,17 +61,18 @@ inline void require_view(const MemoryView& view, const char* name, const std::st
 }
 
 // Pages that tiles of keys do not straddle.
-inline void require_pages(const MemoryView& view, Index lanes, const char* name,
+inline void require_pages(const MemoryView& view, Index lanes, const TensorName& name,
                           const std::string& where) {
   require(view.page_rows % lanes == 0, where, ": ", name, " has pages of ", view.page_rows,
           " rows, they must be multiples of ", lanes);
 }
-inline void require_one_piece(const MemoryView& view, const char* name, const std::string& where) {
+inline void require_one_piece(const MemoryView& view, const TensorName& name,
+                              const std::string& where) {
   require(view.page_rows == 0, where, ": ", name, " has pages of ", view.page_rows,
           " rows, it must lie in one piece");
 }
 
-inline void require_shape(const MemoryView& view, const Shape& wanted, const char* name,
+inline void require_shape(const MemoryView& view, const Shape& wanted, const TensorName& name,
                           const std::string& where) {
   require(view.shape != Shape{} || wanted == Shape{}, where, ": ", name,
           " was not given, it must have shape ", wanted);
@@ -68,7 +83,7 @@ inline void require_shape(const MemoryView& view, const Shape& wanted, const cha
 }
 
 // What is written: every number has a place of its own.
-inline void require_output(const MemoryView& view, const Shape& wanted, const char* name,
+inline void require_output(const MemoryView& view, const Shape& wanted, const TensorName& name,
                            const std::string& where) {
   require_shape(view, wanted, name, where);
   if (!view.has_elements()) return;
@@ -89,33 +104,6 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
             " numbers lie side by side; rows that are written must not overlap");
     taken = (count - 1) * stride + taken;
   }
-}
-
-// The name of a tensor that belongs to an input, such as "grad_query". Words and input are joined where a sentence needs
-// them.
-struct NameOfInput {
-  const char* words;
-  const char* input;
-
-  [[nodiscard]] std::string text() const { return std::string(words) + input; }
-};
-
-// Names are const char* or NameOfInput.
-template <class OutName, class InputName>
-void require_apart(const MemoryView& out, const MemoryView& input, OutName out_name,
-                   InputName input_name, const std::string& where) {
-  require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
-}
-template <class OutName, class InputName>
-void require_apart_from_scales(const MemoryView& out, const MemoryView& scales, OutName out_name,
-                               InputName input_name, const std::string& where) {
-  require(!may_overlap(out, scales), where, ": ", out_name, " overlaps the scales of ", input_name);
-}
-template <class Element, class OutName, class InputName>
-void require_apart(const MemoryView& out, const StoredView<Element>& input, OutName out_name,
-                   InputName input_name, const std::string& where) {
-  require_apart(out, MemoryView(input), out_name, input_name, where);
-  require_apart_from_scales(out, input.scales(), out_name, input_name, where);
 }
 
 }  // namespace detail
@@ -335,73 +323,83 @@ void require_steps(const OpTiles<Real>& op, const char* name, const std::string&
 
 // A tensor of a call as its checks see it.
 struct NamedMemory {
-  const char* name;
+  TensorName name;
   bool given;
   MemoryView view, scales;  // scales: without elements unless its rows have some
 };
 template <class View>
-[[nodiscard]] NamedMemory named_memory(const char* name, const View& view) {
+[[nodiscard]] NamedMemory named_memory(const TensorName& name, const View& view) {
   MemoryView scales{};
   if constexpr (requires { view.scales(); }) scales = view.scales();
   return {name, view.given(), view, scales};
 }
 
-// All that a call reads, in the order of for_each_tensor(), and the boolean mask behind it.
-inline constexpr std::size_t kOperands = 7;
-template <class Real>
-[[nodiscard]] std::array<NamedMemory, kOperands + 1> memory_of(const Inputs<Real>& in,
-                                                               const Mask<Real>& mask) {
-  return {named_memory("query", in.query),
-          named_memory("key", in.key),
-          named_memory("value", in.value),
-          named_memory("extra", in.extra),
-          named_memory("query_inputs", in.query_inputs),
-          named_memory("key_inputs", in.key_inputs),
-          named_memory("bias", mask.bias),
-          named_memory("the boolean mask", mask.allowed)};
+// All tensors of a set, or of inputs with the bias of their mask, and others behind them.
+inline constexpr std::size_t kTensors = 7;
+template <class Tensors, class Bias, class... Others>
+[[nodiscard]] std::array<NamedMemory, kTensors + sizeof...(Others)> memory_of(
+    const char* words, const Tensors& of, const Bias& bias, const Others&... others) {
+  return {named_memory({words, "query"}, of.query),
+          named_memory({words, "key"}, of.key),
+          named_memory({words, "value"}, of.value),
+          named_memory({words, "extra"}, of.extra),
+          named_memory({words, "query_inputs"}, of.query_inputs),
+          named_memory({words, "key_inputs"}, of.key_inputs),
+          named_memory({words, "bias"}, bias),
+          others...};
 }
-// All gradients that backward() writes, in the order of the operands; and what it reads of the outputs.
+// All that a call reads.
 template <class Real>
-[[nodiscard]] std::array<NamedMemory, kOperands> memory_of(const Gradients<Real>& grads) {
-  return {named_memory("grad_query", grads.query),
-          named_memory("grad_key", grads.key),
-          named_memory("grad_value", grads.value),
-          named_memory("grad_extra", grads.extra),
-          named_memory("grad_query_inputs", grads.query_inputs),
-          named_memory("grad_key_inputs", grads.key_inputs),
-          named_memory("grad_bias", grads.bias)};
+[[nodiscard]] auto memory_of(const Inputs<Real>& in, const Mask<Real>& mask) {
+  return memory_of("", in, mask.bias, named_memory("the boolean mask", mask.allowed));
 }
-template <class Real>
-[[nodiscard]] std::array<NamedMemory, 4> memory_of(const StoredView<const Real>& out,
-                                                   const OutputGradients<Real>& output) {
-  return {named_memory("out", out), named_memory("grad_out", output.out),
-          named_memory("grad_lse", output.lse), named_memory("grad_steps", output.steps)};
+// What is written, or gradients or tangents of it.
+template <class Element>
+[[nodiscard]] std::array<NamedMemory, 3> memory_of(const char* words,
+                                                   const OutputViews<Element>& of) {
+  return {named_memory({words, "out"}, of.out), named_memory({words, "lse"}, of.lse),
+          named_memory({words, "steps"}, of.steps)};
 }
-inline void require_apart(const MemoryView& out, const char* name,
-                          std::span<const NamedMemory> read, const std::string& where) {
-  for (const NamedMemory& input : read) {
-    require_apart(out, input.view, name, input.name, where);
-    require_apart_from_scales(out, input.scales, name, input.name, where);
-  }
+// Throws where memory that is written is part of another tensor.
+inline void require_apart(const NamedMemory& out, const NamedMemory& input,
+                          const std::string& where) {
+  require(!may_overlap(out.view, input.view), where, ": ", out.name, " overlaps ", input.name);
+  require(!may_overlap(out.view, input.scales), where, ": ", out.name, " overlaps the scales of ",
+          input.name);
+}
+inline void require_apart(const NamedMemory& out, std::span<const NamedMemory> others,
+                          const std::string& where) {
+  for (const NamedMemory& other : others) require_apart(out, other, where);
 }
 
 template <class Real>
 void check_outputs(const OpTiles<Real>& op, const Outputs<Real>& outputs, const Geometry& g,
                    const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
   const auto read = memory_of(in, mask);
-  require_output(outputs.out, g.out_shape(), "out", where);
-  require_apart(outputs.out, "out", read, where);
-  if (outputs.lse.given()) {
-    require_output(outputs.lse, lse_shape(op, g), "lse", where);
-    require_apart(outputs.lse, "lse", read, where);
-    require_apart(outputs.lse, outputs.out, "lse", "out", where);
-  }
+  const auto written = memory_of("", outputs);
+  const auto check = [&](std::size_t n, const Shape& shape) {
+    require_output(written[n].view, shape, written[n].name, where);
+    require_apart(written[n], read, where);
+    require_apart(written[n], std::span(written).first(n), where);
+  };
+  check(0, g.out_shape());
+  if (outputs.lse.given()) check(1, lse_shape(op, g));
   if (!outputs.steps.given()) return;
   require_steps(op, "steps", where);
-  require_output(outputs.steps, steps_shape(op, g), "steps", where);
-  require_apart(outputs.steps, "steps", read, where);
-  require_apart(outputs.steps, outputs.out, "steps", "out", where);
-  require_apart(outputs.steps, outputs.lse, "steps", "lse", where);
+  check(2, steps_shape(op, g));
+}
+
+// Throws unless each tensor that is given belongs to an input of the call, and has its shape.
+template <class Real>
+void check_tangents(std::span<const NamedMemory> tangents, const Inputs<Real>& in,
+                    const Mask<Real>& mask, const std::string& where) {
+  const auto read = memory_of(in, mask);
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    if (!tangents[i].given) continue;
+    require(read[i].given, where, ": ", tangents[i].name, " was given, the call has no ",
+            read[i].name.input, std::string_view(read[i].name.input) == "extra" ? " input" : "");
+    require_shape(tangents[i].view, read[i].view.shape, tangents[i].name, where);
+  }
 }
 
 template <class Real>
@@ -409,17 +407,17 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
                      const StoredView<const Real>& out, const OutputGradients<Real>& output,
                      const std::string& where) {
   const auto read = memory_of(in, mask);
-  const auto of_output = memory_of(out, output);
-  const auto written = memory_of(grads);
-  for (std::size_t i = 0; i < kOperands; ++i) {
+  const auto of_output = memory_of("grad_", output);
+  const auto written = memory_of("grad_", grads, grads.bias);
+  for (std::size_t i = 0; i < kTensors; ++i) {
     const NamedMemory& a = written[i];
     if (!a.given) continue;
     require(read[i].given, where, ": ", a.name, " was given, the call has no such input");
     require_output(a.view, read[i].view.shape, a.name, where);
-    require_apart(a.view, a.name, read, where);
-    require_apart(a.view, a.name, of_output, where);
-    for (std::size_t n = i + 1; n < kOperands; ++n)
-      require_apart(a.view, written[n].view, a.name, written[n].name, where);
+    require_apart(a, read, where);
+    require_apart(a, named_memory("out", out), where);
+    require_apart(a, of_output, where);
+    require_apart(a, std::span(written).subspan(i + 1), where);
   }
 }
 

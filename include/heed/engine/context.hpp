@@ -116,5 +116,24 @@ template <class Real>
           options.precision.products()};
 }
 
+// Workers that build(scratch) makes run(batch, head, group) all groups of panels of all heads, after begin(workers).
+template <class Real, class Build, class Begin>
+void run_groups(const CallContext<Real>& c, const Options& options, Build&& build, Begin&& begin) {
+  const Geometry& g = c.geometry;
+  const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
+  const Index elements = scratch_elements<Real>(build);
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  begin(workers);
+  if (units == 0) return;
+  Dispenser dispenser(units);
+  run_workers(workers, [&](int) {
+    Scratch<Real> scratch(elements);
+    auto worker = build(scratch);
+    // Longest groups first: under a causal mask the last one.
+    for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
+      worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
+  });
+}
+
 }  // namespace HEED_ABI
 }  // namespace heed

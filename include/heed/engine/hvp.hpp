@@ -89,14 +89,14 @@ void check_hvp(const OpenCall<Real>& call, const HvpArguments<Real>& given) {
   require_shape(given.grad_out, out_shape, "grad_out", where);
   if (given.grad_out_tangent.given())
     require_shape(given.grad_out_tangent, out_shape, "the tangent of grad_out", where);
-  check_tangents(given.d, call.in, call.mask, where);
+  const auto tangents = memory_of("the tangent of ", given.d, given.d.bias);
+  check_tangents(tangents, call.in, call.mask, where);
   check_gradients(given.to, call.in, call.mask, given.out, OutputGradients<Real>(given.grad_out),
                   where);
-  for_each_tensor(given.to, [&](const char* input, const auto& view) {
-    const NameOfInput name{"grad_", input};
-    require_apart_from_tangents(view, name, given.d, where);
-    require_apart(view, given.grad_out_tangent, name, "the tangent of grad_out", where);
-  });
+  for (const NamedMemory& grad : memory_of("grad_", given.to, given.to.bias)) {
+    require_apart(grad, tangents, where);
+    require_apart(grad, named_memory("the tangent of grad_out", given.grad_out_tangent), where);
+  }
   call.check(given.saved);
 }
 

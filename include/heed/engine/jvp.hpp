@@ -79,33 +79,6 @@ consteval bool check_moving_op() {
   return true;
 }
 
-// Throws unless each tangent that is given has the shape of its input.
-template <class Real>
-void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<Real>& mask,
-                    const std::string& where) {
-  const auto check = [&](const StoredView<const Real>& tangent, const auto& like, const char* name,
-                         const char* input) {
-    if (!tangent.given()) return;
-    require(like.given(), where, ": ", name, " was given, the call has no ", input);
-    require_shape(tangent, like.shape(), name, where);
-  };
-  check(d.query, in.query, "the tangent of query", "query");
-  check(d.key, in.key, "the tangent of key", "key");
-  check(d.value, in.value, "the tangent of value", "value");
-  check(d.extra, in.extra, "the tangent of extra", "extra input");
-  check(d.bias, mask.bias, "the tangent of bias", "bias");
-  check(d.query_inputs, in.query_inputs, "the tangent of query_inputs", "query_inputs");
-  check(d.key_inputs, in.key_inputs, "the tangent of key_inputs", "key_inputs");
-}
-// Throws where what is written overlaps a tangent.
-template <class Real, class Name>
-void require_apart_from_tangents(const StoredView<Real>& out, Name name, const Tangents<Real>& d,
-                                 const std::string& where) {
-  for_each_tensor(d, [&](const char* input, const auto& tangent) {
-    require_apart(out, tangent, name, NameOfInput{"the tangent of ", input}, where);
-  });
-}
-
 // The arguments of both doors. known_out: out of the forward that filled `saved`; written: where out goes without it.
 template <class Real>
 struct JvpArguments : CallArguments<Real> {
@@ -120,29 +93,24 @@ struct JvpArguments : CallArguments<Real> {
 template <class Real>
 void check_jvp(const OpenCall<Real>& call, const JvpArguments<Real>& given) {
   const std::string& where = call.where;
-  const Outputs<Real>& tangent = given.tangent;
-  const std::pair<const StoredView<Real>*, const char*> tangents[] = {
-      {&tangent.out, "the tangent of out"},
-      {&tangent.lse, "the tangent of lse"},
-      {&tangent.steps, "the tangent of steps"}};
-  check_tangents(given.d, call.in, call.mask, where);
-  call.check(tangent);
-  for (const auto& [view, name] : tangents)
-    require_apart_from_tangents(*view, name, given.d, where);
-  require(!tangent.lse.given() || call.op.normaliser.traits.differentiates_lse, where,
+  const auto tangents = memory_of("the tangent of ", given.d, given.d.bias);
+  const auto moved = memory_of("the tangent of ", given.tangent);
+  check_tangents(tangents, call.in, call.mask, where);
+  call.check(given.tangent);
+  for (const NamedMemory& out : moved) require_apart(out, tangents, where);
+  require(!given.tangent.lse.given() || call.op.normaliser.traits.differentiates_lse, where,
           ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
           "(plug/normaliser.hpp)");
-  if (const Outputs<Real>* const written = given.written) {
-    call.check(*written);
-    for (const auto& [view, name] :
-         {std::pair{&written->out, "out"}, {&written->lse, "lse"}, {&written->steps, "steps"}}) {
-      require_apart_from_tangents(*view, name, given.d, where);
-      for (const auto& [of, of_name] : tangents) require_apart(*view, *of, name, of_name, where);
+  if (given.written) {
+    call.check(*given.written);
+    for (const NamedMemory& out : memory_of("", *given.written)) {
+      require_apart(out, tangents, where);
+      require_apart(out, moved, where);
     }
   } else {
     const Geometry& g = call.geometry;
     require_shape(given.known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
-    require_apart(tangent.out, given.known_out, "the tangent of out", "out", where);
+    require_apart(moved[0], named_memory("out", given.known_out), where);
   }
 }
 
@@ -192,7 +160,13 @@ void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
     to.written = copies.write_outputs(*given.written);
   else
     to.known_out = copies.read(given.known_out);
-  run_jvp(op, jvps, open.geometry, operands, bound, moving, to, given.options);
+  KeySide<Real> keys(op, open.geometry, operands.key, nullptr, {}, operands.key_inputs);
+  const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
+  const CallContext<Real> c =
+      make_context(op, open.geometry, bound, operands, keys, given.options,
+                   make_plan<Real>(open.geometry, bound, given.options, row_tiles, 0, true));
+  KeyTangents<Real> key_tangents(c, jvps.score, moving);
+  walk_jvp(c, jvps, keys, key_tangents, moving, to, given.options);
   copies.round();
 }
 

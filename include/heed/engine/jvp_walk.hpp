@@ -464,35 +464,14 @@ void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real
     for (auto* numbers : {&rows.lse, &rows.lse_tangent})
       numbers->resize(std::size_t(g.query_rows() * c.op.maps()));
   }
-  const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
-  const Index elements = scratch_elements<Real>(
-      [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, key_tangents, to, rows, scratch); });
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  keys.build(workers);
-  key_tangents.build(workers);
-  Dispenser dispenser(units);
-  if (units > 0)
-    run_workers(workers, [&](int) {
-      Scratch<Real> scratch(elements);
-      Worker worker(c, jvps, d, key_tangents, to, rows, scratch);
-      // Longest groups first: under a causal mask the last one.
-      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-        worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
-    });
+  run_groups(
+      c, options,
+      [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, key_tangents, to, rows, scratch); },
+      [&](int workers) {
+        keys.build(workers);
+        key_tangents.build(workers);
+      });
   if (reads_out) read_out_moving(c, jvps.readout, d, rows, to);
-}
-
-// A checked call.
-template <class Real>
-void run_jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Geometry& g,
-             const Operands<Real>& in, const BoundMask<Real>& bound, const TangentOperands<Real>& d,
-             const JvpOutputs<Real>& to, const Options& options) {
-  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
-  const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
-  const CallContext<Real> c = make_context(op, g, bound, in, keys, options,
-                                           make_plan<Real>(g, bound, options, row_tiles, 0, true));
-  KeyTangents<Real> key_tangents(c, jvps.score, d);
-  walk_jvp(c, jvps, keys, key_tangents, d, to, options);
 }
 
 }  // namespace detail

@@ -26,53 +26,43 @@ struct PackedRun {
   Index first_query = 0;
 };
 
-template <class U>
-[[nodiscard]] TensorView<U> rows_of_run(const TensorView<U>& view, Index first, Index count,
-                                        Index len) {
-  const Strides& s = view.strides();
-  return {view.has_elements() ? view.row(0, 0, first) : view.data(),
-          {count, view.shape().heads, len, view.shape().dim},
-          {len * s.row, s.head, s.row}};
+// The view of f(numbers, false), or of that and f(scales, true) where rows have scales. A view that is not given stays
+// so.
+template <class Element, class F>
+[[nodiscard]] StoredView<Element> part_of(const StoredView<Element>& view, F&& f) {
+  if (!view.given()) return view;
+  return view.visit([&](const auto& of) -> StoredView<Element> {
+    if constexpr (requires { of.scales(); })
+      return ScaledView(f(of.numbers(), false), f(of.scales(), true));
+    else
+      return f(of, false);
+  });
 }
-[[nodiscard]] inline ScaledView rows_of_run(const ScaledView& view, Index first, Index count,
-                                            Index len) {
-  return {rows_of_run(view.numbers(), first, count, len),
-          rows_of_run(view.scales(), first, count, len)};
-}
-// A view that is not given stays so.
 template <class Element>
 [[nodiscard]] StoredView<Element> rows_of_run(const StoredView<Element>& view, Index first,
                                               Index count, Index len) {
-  if (!view.given()) return view;
-  return view.visit(
-      [&](const auto& of) -> StoredView<Element> { return rows_of_run(of, first, count, len); });
+  return part_of(view, [&]<class U>(const TensorView<U>& of, bool) -> TensorView<U> {
+    const Strides& s = of.strides();
+    return {of.has_elements() ? of.row(0, 0, first) : of.data(),
+            {count, of.shape().heads, len, of.shape().dim},
+            {len * s.row, s.head, s.row}};
+  });
 }
 // What a sequence reads of a tensor (sequences or 1, heads or 1, longest len_q or 1, longest len_kv): the first rows and
 // columns of its batch.
 template <class U>
 [[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run,
-                                      Index columns) {
+                                      bool scales = false) {
   const Shape& s = view.shape();
   if (!view.given()) return view;
   const Index batch = s.batch == 1 ? 0 : run.first;
   return {view.has_elements() ? view.row(batch, 0, 0) : view.data(),
-          {1, s.heads, s.len == 1 ? 1 : run.len_q, columns},
+          {1, s.heads, s.len == 1 ? 1 : run.len_q, scales ? 1 : run.len_kv},
           view.strides()};
-}
-
-template <class U>
-[[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run) {
-  return corner_of(view, run, run.len_kv);
 }
 template <class Element>
 [[nodiscard]] StoredView<Element> corner_of(const StoredView<Element>& view, const PackedRun& run) {
-  if (!view.given()) return view;
-  return view.visit([&](const auto& of) -> StoredView<Element> {
-    if constexpr (requires { of.scales(); })
-      return ScaledView(corner_of(of.numbers(), run), corner_of(of.scales(), run, 1));
-    else
-      return corner_of(of, run);
-  });
+  return part_of(view, [&](const auto& of, bool scales) { return corner_of(of, run, scales); });
 }
 
 template <class Real>
@@ -276,10 +266,9 @@ class PackedCalls {
   void check(const OpenCall<Real>& call, const Outputs<Real>& outputs) const {
     if (mask_.rules.empty()) (void)call.bound_mask(1);
     if (!with_caches()) return;
-    for (const auto& [out, name] :
-         {std::pair{&outputs.out, "out"}, {&outputs.lse, "lse"}, {&outputs.steps, "steps"}}) {
-      require_apart(*out, call.in.key, name, "key", call.where);
-      require_apart(*out, call.in.value, name, "value", call.where);
+    for (const NamedMemory& out : memory_of("", outputs)) {
+      require_apart(out, named_memory("key", call.in.key), call.where);
+      require_apart(out, named_memory("value", call.in.value), call.where);
     }
   }
   void check_lengths(const std::vector<Index>& at, Index count, const char* of) const {

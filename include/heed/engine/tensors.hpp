@@ -63,17 +63,6 @@ template <class To, class From, class F>
   to.key_inputs = f(from.key_inputs, TokensOf::keys);
   return to;
 }
-// f(name, tensor) for each tensor of a set.
-template <class Tensors, class F>
-void for_each_tensor(const Tensors& of, F&& f) {
-  f("query", of.query);
-  f("key", of.key);
-  f("value", of.value);
-  f("extra", of.extra);
-  f("query_inputs", of.query_inputs);
-  f("key_inputs", of.key_inputs);
-  f("bias", of.bias);
-}
 
 // `held`, whose row 0 is row `before` of the call, as a view that is asked for rows of the call. The view's len is still
 // the number of rows at hand; rows elsewhere must not be asked for.

@@ -229,17 +229,6 @@ template <class Real>
           std::max(one, all_heads ? g.heads : g.group())};
 }
 
-// Groups of panels of a head that are at hand.
-struct GroupRange {
-  Index begin, end;
-};
-template <class Context>
-[[nodiscard]] GroupRange held_groups(const Context& c) {
-  const Index queries = c.plan.group * c.plan.lanes, end = c.geometry.held_queries_end();
-  const Index begin = c.geometry.share.queries_before / queries;
-  return {begin, c.geometry.held_queries() > 0 ? (end + queries - 1) / queries : begin};
-}
-
 // What all workers of a backward call read and add to.
 template <class Real>
 struct BackwardShared {
@@ -338,9 +327,10 @@ struct BackwardShared {
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const FamilySize family = family_of(c.op, g, c.mask.bias().shape(), bias);
-    const GroupRange groups = held_groups(c);
-    return {g.batch,        g.heads,      groups.end - groups.begin,
-            family.batches, family.heads, groups.begin};
+    // Groups of a head at hand.
+    const Index queries = c.plan.group * c.plan.lanes, begin = g.share.queries_before / queries;
+    const Index end = g.held_queries() > 0 ? (g.held_queries_end() + queries - 1) / queries : begin;
+    return {g.batch, g.heads, end - begin, family.batches, family.heads, begin};
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them

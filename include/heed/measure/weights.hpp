@@ -82,22 +82,12 @@ template <class Real>
   [[maybe_unused]] const auto inputs = take_inputs(op, g, open.threads(), operands);
   KeySide<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
-  const CallContext<Real> c = make_context(op, g, bound, operands, keys, options,
-                                           plan_call<Real>(op, g, bound, options, pages, false));
-  const Index panels = c.plan.panels, units = g.batch * g.heads * panels;
-  if (units == 0) return to;
-  const Index elements = scratch_elements<Real>(
-      [&](Scratch<Real>& scratch) { return Worker(c, saved, sets, to, scratch); });
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  keys.build(workers);
-  Dispenser dispenser(units);
-  run_workers(workers, [&](int) {
-    Scratch<Real> scratch(elements);
-    Worker worker(c, saved, sets, to, scratch);
-    // Longest panels come first: under a causal mask the last one.
-    for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-      worker.run(unit / panels / g.heads, unit / panels % g.heads, panels - 1 - unit % panels);
-  });
+  CallContext<Real> c = make_context(op, g, bound, operands, keys, options,
+                                     plan_call<Real>(op, g, bound, options, pages, false));
+  c.plan.group = 1;
+  run_groups(
+      c, options, [&](Scratch<Real>& scratch) { return Worker(c, saved, sets, to, scratch); },
+      [&](int workers) { keys.build(workers); });
   return to;
 }
 
