@@ -58,7 +58,6 @@ class BackwardCall {
   }
   BackwardCall(const BackwardCall&) = delete;  // its parts refer to each other
 
-  [[nodiscard]] BackwardCall* pass() { return this; }
   [[nodiscard]] double flops() const { return product_flops(c_.geometry); }
   [[nodiscard]] Index elements() const { return elements_; }
   [[nodiscard]] Index units() const { return units_; }
@@ -188,8 +187,8 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
   using Worker = typename Call::Worker;
   const bool alone = calls.size() == 1;
   if (on) calls[0]->take_over(*on);
-  FixedList<Call*> ordered(Index(calls.size())), visited(Index(calls.size()));  // with visits
-  take_longest_first(calls, ordered);
+  const std::vector<Call*> ordered = longest_first(calls);
+  std::vector<Call*> visited;  // those with visits
   Index units = 0, elements = 0;
   double flops = 0;
   Families families;
@@ -199,7 +198,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
     units += call->units();
     elements = std::max(elements, call->elements());
     families.add(call->order(), call->flops() / double(std::max<Index>(1, call->units())));
-    visited.emplace(call);
+    visited.push_back(call);
   }
   const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
   OrderedSums sums(families,

@@ -6,9 +6,9 @@
 #include <heed/core/dropout.hpp>
 #include <heed/core/geometry.hpp>
 #include <heed/engine/key_features.hpp>
-#include <heed/engine/tensors.hpp>
 #include <heed/mask/mask_stamp.hpp>
 #include <heed/simd/precision.hpp>
+#include <heed/simd/stored_view.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -131,10 +131,25 @@ using Outputs = OutputViews<Real>;
 template <class Real>
 using OutputGradients = OutputViews<const Real>;
 
+// A tensor for each that a call reads as numbers: its values, tangents or gradients. Keys: the type of key and value, where
+// tiles of them are widened.
+template <class View, class Keys = View>
+struct TensorSet {
+  View query = {};
+  Keys key = {}, value = {};
+  View extra = {}, bias = {}, query_inputs = {}, key_inputs = {};
+};
+
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
 // shape of the mask's bias. {query, key, value, extra, bias, query_inputs, key_inputs}.
 template <class Real>
 using Gradients = TensorSet<StoredView<Real>>;
+
+// A direction in the inputs of a call, each tensor of the shape of the input (bias: of the mask's bias). One that is
+// not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
+// {query, key, value, extra, bias, query_inputs, key_inputs}.
+template <class Real>
+using Tangents = TensorSet<StoredView<const Real>>;
 
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.

@@ -132,20 +132,30 @@ void require_options(const Options& options, const std::string& where) {
 
 namespace detail {
 
-// Are the numbers of tokens that the op's parts read given, and do they fit? Some part reads some.
+// Throws unless the numbers of tokens are those that the op's parts read: for all heads, for each key-value head, or for one that
+// serves all.
 template <class Real>
 void require_token_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const Geometry& g,
                           const std::string& where) {
-  const TokenColumns& columns = op.columns;
   const auto check = [&](const StoredView<const Real>& view, Index len, Index count,
-                         const char* argument, const std::string& name) {
-    if (count == 0) return refuse_token_inputs(view, view.given(), argument, where);
+                         const char* argument, std::string (*name)()) {
+    const Shape &s = view.shape(), whole{g.batch, g.heads, len, count};
+    require(count > 0 || !view.given(), where, ": ", argument, " of shape ", s,
+            " was given, the op reads none");
+    if (count == 0) return;
     require_view(view, argument, where);
     require_one_piece(view, argument, where);
-    require_token_inputs(view, view.given(), g, {len, count, argument, name}, where);
+    if (!view.given())
+      fail(where, ": the op needs the input ", name(), " of shape ", whole, ", or of 1 head, as ",
+           argument, "; none was given");
+    const bool heads_fit = s.heads == g.heads || s.heads == g.kv_heads || s.heads == 1;
+    if (s != Shape{g.batch, s.heads, len, count} || !heads_fit)
+      fail(where, ": ", argument, " (", name(), ") has shape ", s, ", it must be ", whole,
+           ", or of 1 or ", g.kv_heads, " heads");
   };
-  check(in.query_inputs, g.held_queries(), columns.query(), "query_inputs", columns.query_names());
-  check(in.key_inputs, g.held_keys(), columns.key(), "key_inputs", columns.key_names());
+  const TokenColumns& columns = op.columns;
+  check(in.query_inputs, g.held_queries(), columns.query(), "query_inputs", columns.query_names);
+  check(in.key_inputs, g.held_keys(), columns.key(), "key_inputs", columns.key_names);
   const ScoreTraits& score = op.score.traits;
   if (!score.sums_inputs) return;
   require(g.held_keys() == g.len_kv, where, ": sums of key_inputs (", score.key_inputs_name,
@@ -153,11 +163,6 @@ void require_token_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
   require(g.query_position(g.len_q) <= g.len_kv, where, ": sums of key_inputs (",
           score.key_inputs_name, ") are read at the queries' own tokens; first_query is ",
           g.first_query, ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
-}
-template <class Real>
-void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
-  refuse_token_inputs(in.query_inputs, in.query_inputs.given(), "query_inputs", where);
-  refuse_token_inputs(in.key_inputs, in.key_inputs.given(), "key_inputs", where);
 }
 
 inline constexpr Index kLastPosition = Index(1) << 53;
@@ -203,10 +208,6 @@ void refuse_share(const Inputs<Real>& in, const std::string& where) {
   return whole;
 }
 
-}  // namespace detail
-
-namespace detail {
-
 // Throws unless query, key and value are given, have rows of the same tokens and widths, and pages that tiles can keep to.
 template <class Real>
 void require_operands(const Inputs<Real>& in, const std::string& where) {
@@ -243,10 +244,7 @@ void require_other_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
     require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
             " was given, the op reads none");
   }
-  if (op.columns.any())
-    require_token_inputs(op, in, g, where);
-  else
-    refuse_token_inputs(in, where);
+  require_token_inputs(op, in, g, where);
   if (!op.readout.traits.uses_own_rows) return;
   const Share& share = g.share;
   require(g.len_q == g.len_kv, where, ": the readout reads key and value of its own row; len_q is ",

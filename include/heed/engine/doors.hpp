@@ -19,7 +19,7 @@ void Driver<Real>::forward(const OpTiles<Real>& op, const ForwardArguments<Real>
   const int threads = open.threads();
   ForwardCall<Real> call(open, given.out, given.saved, threads);
   ForwardCall<Real>* const calls[] = {&call};
-  run_forward_calls<Real>(op, calls, Preparation(1, threads), given.options);
+  run_forward<Real>(calls, op, Preparation(1, threads), given.options);
 }
 
 template <class Real>

@@ -143,10 +143,6 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
   }
 }
 
-}  // namespace detail
-
-namespace detail {
-
 template <class Real>
 Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
                                   const Geometry& g, const Mask<Real>& mask, Pass pass,

@@ -11,7 +11,6 @@
 //   once per tile        scores(), weigh()
 
 #include <heed/autodiff/dual.hpp>
-#include <heed/engine/tensors.hpp>
 #include <heed/engine/tiles.hpp>
 
 namespace heed {
@@ -19,12 +18,6 @@ inline namespace HEED_ABI {
 
 // A number and its tangent.
 using Moving = Dual<double, 1>;
-
-// A direction in the inputs of a call, each tensor of the shape of the input (bias: of the mask's bias). One that is
-// not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
-// {query, key, value, extra, bias, query_inputs, key_inputs}.
-template <class Real>
-using Tangents = TensorSet<StoredView<const Real>>;
 
 // The tangents of the pairs of a ScoreTile:
 //

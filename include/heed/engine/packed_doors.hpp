@@ -54,7 +54,7 @@ void Driver<Real>::forward_packed(const OpTiles<Real>& op, const ForwardArgument
   preparation.run(large, [&](Index n, int threads) {
     made[std::size_t(n)] = make(plan.large[std::size_t(n)], threads);
   });
-  if (!made.empty()) run_forward_calls<Real>(op, pointers_to(made), preparation, given.options);
+  if (!made.empty()) run_forward<Real>(pointers_to(made), op, preparation, given.options);
   parallel_for(Index(plan.small.size()), plan.threads, [&](Index i) {
     const PackedCall<Real> call(packed, plan.small[std::size_t(i)]);
     make(call, 1)->run_alone();

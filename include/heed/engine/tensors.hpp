@@ -1,26 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The tensors of a call by name: what callers give (call.hpp, jvps.hpp), and what the engine reads and writes in their place.
+// The tensors of a call as the engine reads and writes them, in the place of those that callers give (call.hpp).
 //
 // In a share of a call (Inputs::share) the engine counts rows in the whole call: row 0 of a tensor is row `before` of the call.
 
-#include <heed/core/geometry.hpp>
-#include <heed/simd/stored_view.hpp>
+#include <heed/engine/call.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// A tensor for each that a call reads as numbers: its values, tangents or gradients. Keys: the type of key and value, where
-// tiles of them are widened.
-template <class View, class Keys = View>
-struct TensorSet {
-  View query = {};
-  Keys key = {}, value = {};
-  View extra = {}, bias = {}, query_inputs = {}, key_inputs = {};
-};
-
-// Such a set as the engine has it: query_inputs and key_inputs are those of the score, which may be sums over tokens; what
+// A TensorSet as the engine has it: query_inputs and key_inputs are those of the score, which may be sums over tokens; what
 // normaliser and readout read of tokens stands apart.
 template <class View, class Keys = View>
 struct PartedTensors : TensorSet<View, Keys> {

@@ -21,7 +21,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,31 +51,6 @@ void split_inputs(const TokenColumns& columns, Tensors& of) {
   of.readout_query = columns_of(of.query_inputs, columns.readout_query);
   of.query_inputs = columns_of(of.query_inputs, columns.score_query);
   of.key_inputs = columns_of(of.key_inputs, columns.score_key);
-}
-
-// What an op reads of each token: `count` numbers, called `name`, in the member `argument` of Inputs.
-struct WantedInputs {
-  Index len, count;
-  const char* argument;
-  std::string name;
-};
-
-// Throws unless `view` has the numbers wanted for all heads, for each key-value head, or for one that serves all.
-inline void require_token_inputs(const MemoryView& view, bool given, const Geometry& g,
-                                 const WantedInputs& wanted, const std::string& where) {
-  const Shape& s = view.shape;
-  const Shape whole{g.batch, g.heads, wanted.len, wanted.count};
-  require(given, where, ": the op needs the input ", wanted.name, " of shape ", whole,
-          ", or of 1 head, as ", wanted.argument, "; none was given");
-  const bool heads_fit = s.heads == g.heads || s.heads == g.kv_heads || s.heads == 1;
-  require(s == Shape{g.batch, s.heads, wanted.len, wanted.count} && heads_fit, where, ": ",
-          wanted.argument, " (", wanted.name, ") has shape ", s, ", it must be ", whole,
-          ", or of 1 or ", g.kv_heads, " heads");
-}
-// Throws if there are numbers that nothing reads.
-inline void refuse_token_inputs(const MemoryView& view, bool given, const char* argument,
-                                const std::string& where) {
-  require(!given, where, ": ", argument, " of shape ", view.shape, " was given, the op reads none");
 }
 
 // Threads that so many numbers are worth.
