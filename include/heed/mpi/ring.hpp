@@ -24,8 +24,8 @@
 // Bounds    a row whose visible scores within one shard are all -infinity is NaN, as where parts merge (engine/partial.hpp)
 
 #include <heed/engine/doors.hpp>
-#include <heed/engine/readout_pass.hpp>
 #include <heed/mpi/gather.hpp>
+#include <heed/mpi/readout_pass.hpp>
 
 #include <algorithm>
 #include <numeric>
