@@ -40,9 +40,10 @@ class BackwardCall {
   BackwardCall(const OpenCall<Real>& call, const OpVjps<Real>& vjps, const BoundMask<Real>& bound,
                const BackwardArguments<Real>& given, int threads)
       : copies_(threads),
-        in_(copies_.template read_all<Operands<Real>>(call.in, share_of(call))),
+        in_(copies_.template read_all<Operands<Real>>(call.in, call.geometry.share)),
         inputs_(take_inputs(call.op, call.geometry, threads, in_)),
-        grads_(copies_.template write_all<GradientOperands<Real>>(given.grads, share_of(call))),
+        grads_(
+            copies_.template write_all<GradientOperands<Real>>(given.grads, call.geometry.share)),
         settles_(call.op.readout.needs_rehearsal()),
         readout_(settles_ ? call.op.readout.settled(given.saved) : nullptr),
         readout_vjps_(settles_ ? vjps.readout.settled(given.saved) : nullptr),
@@ -52,7 +53,7 @@ class BackwardCall {
         keys_(op_, call.geometry, in_.key, nullptr, {}, in_.key_inputs),
         c_(make_context(op_, call.geometry, bound, in_, keys_, call.options,
                         plan_call<Real>(op_, call.geometry, bound, call.options, 0, true))),
-        shared_(c_, vjps_, given.saved, read(given, share_of(call)), take_gradients()),
+        shared_(c_, vjps_, given.saved, read(given, call.geometry.share), take_gradients()),
         units_(c_.geometry.batch * c_.geometry.heads * shared_.order.groups),
         elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
   }
@@ -140,9 +141,6 @@ class BackwardCall {
   }
 
  private:
-  [[nodiscard]] static const Share& share_of(const OpenCall<Real>& call) {
-    return call.geometry.share;
-  }
   [[nodiscard]] OutputGradientOperands<Real> read(const BackwardArguments<Real>& given,
                                                   const Share& share) {
     const auto grad = copies_.read_outputs(given.grad_out, share.queries_before);

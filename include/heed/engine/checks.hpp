@@ -106,32 +106,6 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const Te
   }
 }
 
-}  // namespace detail
-
-// Throws, its sentence starting with `where`, unless every option lies in its range for an op of Real.
-template <class Real>
-void require_options(const Options& options, const std::string& where) {
-  require(options.threads >= 0, where, ": Options: threads is ", options.threads,
-          ", it must be 0 (default) or positive");
-  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors, where,
-          ": Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
-          kPanelVectors, "]");
-  require(options.key_tile >= 0, where, ": Options: key_tile is ", options.key_tile,
-          ", it must not be negative");
-  require(options.dropout.valid(), where, ": Options: dropout.rate is ", options.dropout.rate,
-          ", it must be in [0, 1)");
-  require(!options.precision.mixes() || std::is_same_v<Real, float>, where,
-          ": Options: precision is mixed, it must be storage for an op of double; an op of float "
-          "has both");
-  constexpr auto largest = double(std::numeric_limits<Real>::max());
-  const double scale = options.scale.value_or(0);
-  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
-  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
-          ", its size must be at most ", largest);
-}
-
-namespace detail {
-
 // Throws unless the numbers of tokens are those that the op's parts read: for all heads, for each key-value head, or for one that
 // serves all.
 template <class Real>
@@ -171,24 +145,6 @@ inline void require_first_query(Index first_query, const std::string& where) {
   require(first_query >= 0 && first_query <= kLastPosition, where, ": first_query is ", first_query,
           ", it must lie in [0, ", kLastPosition, "]");
 }
-
-}  // namespace detail
-
-// Throws unless calls of an op, whose queries have so many heads, may have these sizes. Inputs are not looked at.
-inline void require_sizes(const Geometry& g, Index query_heads, const std::string& where) {
-  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
-          ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
-          ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
-  require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
-          g.dim_v, ", both must be at least 1");
-  detail::require_first_query(g.first_query, where);
-  require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
-          ", for ", g.heads, " heads of the op it must be ", query_heads);
-  require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
-          " heads cannot share ", g.kv_heads, " kv_heads evenly");
-}
-
-namespace detail {
 
 // Rejects sharded inputs.
 template <class Real>
@@ -257,6 +213,42 @@ void require_other_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
 }
 
 }  // namespace detail
+
+// Throws, its sentence starting with `where`, unless every option lies in its range for an op of Real.
+template <class Real>
+void require_options(const Options& options, const std::string& where) {
+  require(options.threads >= 0, where, ": Options: threads is ", options.threads,
+          ", it must be 0 (default) or positive");
+  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors, where,
+          ": Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
+          kPanelVectors, "]");
+  require(options.key_tile >= 0, where, ": Options: key_tile is ", options.key_tile,
+          ", it must not be negative");
+  require(options.dropout.valid(), where, ": Options: dropout.rate is ", options.dropout.rate,
+          ", it must be in [0, 1)");
+  require(!options.precision.mixes() || std::is_same_v<Real, float>, where,
+          ": Options: precision is mixed, it must be storage for an op of double; an op of float "
+          "has both");
+  constexpr auto largest = double(std::numeric_limits<Real>::max());
+  const double scale = options.scale.value_or(0);
+  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
+  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
+          ", its size must be at most ", largest);
+}
+
+// Throws unless calls of an op, whose queries have so many heads, may have these sizes. Inputs are not looked at.
+inline void require_sizes(const Geometry& g, Index query_heads, const std::string& where) {
+  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
+          ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
+          ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
+  require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
+          g.dim_v, ", both must be at least 1");
+  detail::require_first_query(g.first_query, where);
+  require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
+          ", for ", g.heads, " heads of the op it must be ", query_heads);
+  require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
+          " heads cannot share ", g.kv_heads, " kv_heads evenly");
+}
 
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Real>

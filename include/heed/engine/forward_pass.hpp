@@ -19,7 +19,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
 namespace detail {
 
 template <class Real>
@@ -99,8 +98,7 @@ class ForwardCall {
                         (folds && in.key_features && SideNeeds<Real>(op, g).per_query_head);
     kept_ = others ? nullptr : in.key_features;
     if (!folds) return;
-    folded_.emplace(fold_heads(g), fold_heads(call.mask, bound_, g), fold_heads(call.options));
-    folded_->bound.emplace(folded_->mask, folded_->geometry, call.where.c_str());
+    folded_.emplace(call, bound_);
     in_.query = fold_heads(in_.query, g);
     in_.extra = fold_heads(in_.extra, g);
     out_ = {fold_heads(out_.out, g), fold_heads(out_.lse, g), fold_heads(out_.steps, g)};
@@ -171,9 +169,12 @@ class ForwardCall {
     Geometry geometry;
     Mask<Real> mask;
     Options options;
-    std::optional<BoundMask<Real>> bound = {};
-    Folded(const Geometry& g, Mask<Real> of, const Options& own)
-        : geometry(g), mask(std::move(of)), options(own) {}
+    BoundMask<Real> bound;
+    Folded(const OpenCall<Real>& call, const BoundMask<Real>& own)
+        : geometry(fold_heads(call.geometry)),
+          mask(fold_heads(call.mask, own, call.geometry)),
+          options(fold_heads(call.options)),
+          bound(mask, geometry, call.where.c_str()) {}
   };
   [[nodiscard]] TensorView<const Real> rows(const StoredView<const Real>& held, TokensOf tokens) {
     return rows_of_call(copies_.read(held), call_.geometry.share, tokens);
@@ -187,7 +188,7 @@ class ForwardCall {
   void prepare(const OpTiles<Real>& op, Saved<Real>* to) {
     const Geometry& g = folded_ ? folded_->geometry : call_.geometry;
     const Options& options = folded_ ? folded_->options : call_.options;
-    const BoundMask<Real>& mask = folded_ ? *folded_->bound : bound_;
+    const BoundMask<Real>& mask = folded_ ? folded_->bound : bound_;
     to_ = to;
     keys_.emplace(op, g, in_.key, kept_, door_name("heed::forward", options.name), in_.key_inputs);
     c_.emplace(
@@ -341,6 +342,5 @@ void run_forward(std::span<ForwardCall<Real>* const> calls, const OpTiles<Real>&
 }
 
 }  // namespace detail
-
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -129,7 +129,7 @@ void jvp_packed(OpenCall<Real>& all, const OpJvps<Real>& jvps, const JvpArgument
     Driver<Real>::jvp(all.op, jvps,
                       {{call.in, call.mask, call.options},
                        given.saved ? &given.saved->sequences[std::size_t(n)] : nullptr,
-                       packed.of_queries(given.known_out, n),
+                       packed.part(given.known_out, TokensOf::queries, n),
                        written ? &*written : nullptr,
                        packed.tensors(given.d, n),
                        packed.outputs(given.tangent, n)});

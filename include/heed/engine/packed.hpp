@@ -144,14 +144,24 @@ class PackedCalls {
     return where_ + " (sequence " + std::to_string(run(n).first) + ")";
   }
 
-  // What belongs to queries, or to keys, of call n: rows of (1, heads, total, dim).
+  // What belongs to call n: of a tensor, of outputs or their gradients, and of a set.
   template <class Element>
-  [[nodiscard]] StoredView<Element> of_queries(const StoredView<Element>& view, Index n) const {
-    return rows_of_run(view, run(n).query, run(n).count, run(n).len_q);
+  [[nodiscard]] StoredView<Element> part(const StoredView<Element>& view, TokensOf tokens,
+                                         Index n) const {
+    const PackedRun& at = run(n);
+    return tokens == TokensOf::queries ? rows_of_run(view, at.query, at.count, at.len_q)
+           : tokens == TokensOf::keys  ? rows_of_run(view, at.key, at.count, at.len_kv)
+                                       : corner_of(view, at);
   }
   template <class Element>
-  [[nodiscard]] StoredView<Element> of_keys(const StoredView<Element>& view, Index n) const {
-    return rows_of_run(view, run(n).key, run(n).count, run(n).len_kv);
+  [[nodiscard]] OutputViews<Element> outputs(const OutputViews<Element>& all, Index n) const {
+    return {part(all.out, TokensOf::queries, n), part(all.lse, TokensOf::queries, n),
+            part(all.steps, TokensOf::queries, n)};
+  }
+  template <class Set>
+  [[nodiscard]] Set tensors(const Set& all, Index n) const {
+    return map_tensors<Set>(
+        all, [&](const auto& tensor, TokensOf tokens) { return part(tensor, tokens, n); });
   }
   // All calls; throws where one does not fit.
   [[nodiscard]] std::deque<PackedCall<Real>> calls() const {
@@ -191,20 +201,6 @@ class PackedCalls {
     g.first_query = in_.first_query;
     return g;
   }
-  // What belongs to call n: of outputs or their gradients, and of a set of tensors.
-  template <class All>
-  [[nodiscard]] All outputs(const All& all, Index n) const {
-    return {of_queries(all.out, n), of_queries(all.lse, n), of_queries(all.steps, n)};
-  }
-  template <class Set>
-  [[nodiscard]] Set tensors(const Set& all, Index n) const {
-    return map_tensors<Set>(all, [&](const auto& tensor, TokensOf tokens) {
-      return tokens == TokensOf::queries ? of_queries(tensor, n)
-             : tokens == TokensOf::keys  ? of_keys(tensor, n)
-                                         : corner_of(tensor, run(n));
-    });
-  }
-
   // Rows as the caller packs them, beside what backward() reads.
   void gather(Saved<Real>& saved, Index maps, const Geometry& whole) const {
     const std::size_t rows = std::size_t(whole.query_rows());

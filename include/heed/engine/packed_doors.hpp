@@ -94,7 +94,7 @@ void Driver<Real>::backward_packed(const OpTiles<Real>& op, const OpVjps<Real>& 
         call, vjps, bounds[std::size_t(n)],
         BackwardArguments<Real>{{call.in, call.mask, call.options},
                                 given.saved.sequences[std::size_t(n)],
-                                packed.of_queries(given.out, n),
+                                packed.part(given.out, TokensOf::queries, n),
                                 packed.outputs(given.grad_out, n),
                                 packed.tensors(grads, n)},
         threads);
