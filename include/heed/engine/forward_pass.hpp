@@ -132,9 +132,9 @@ class ForwardCall {
   // Numbers of scratch that a worker takes.
   [[nodiscard]] Index elements() const { return elements_; }
   // Items of work: first all of work(), and when they are done, all of join().
-  [[nodiscard]] Index items() const { return units_ * parts_; }
-  [[nodiscard]] Index joins() const { return parts_ > 1 ? units_ : 0; }
-  [[nodiscard]] Index count(bool joining) const { return joining ? joins() : items(); }
+  [[nodiscard]] Index count(bool joining) const {
+    return !joining ? units_ * parts_ : parts_ > 1 ? units_ : 0;
+  }
 
   // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
   void build_keys(int threads) {
@@ -215,8 +215,8 @@ class ForwardCall {
     Scratch<Real> scratch(elements_);
     std::optional<Worker> worker;
     engage(worker, scratch);
-    for (Index item = 0; item < items(); ++item) work(*worker, item);
-    for (Index unit = 0; unit < joins(); ++unit) join(*worker, unit);
+    for (Index item = 0; item < count(false); ++item) work(*worker, item);
+    for (Index unit = 0; unit < count(true); ++unit) join(*worker, unit);
   }
   // Is a panel of the group at hand?
   [[nodiscard]] bool holds(Index group) const {
@@ -288,8 +288,8 @@ void run_prepared(std::span<ForwardCall<Real>* const> prepared, const Options& o
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;
   for (const ForwardCall<Real>* call : calls) {
-    items += call->items();
-    joins += call->joins();
+    items += call->count(false);
+    joins += call->count(true);
     elements = std::max(elements, call->elements());
     flops += call->flops();
   }

@@ -254,7 +254,8 @@ struct BackwardShared {
         output(of_output),
         grads(to),
         order(visiting_order(c, to.bias.given())),
-        sums_queries(query_readers(c) != QueryReaders::one),
+        sums_queries(readers_of_queries(c.op, c.geometry, c.op.readout.traits.uses_query) !=
+                     QueryReaders::one),
         tiles(order.families() * c.plan.tiles) {
     const SideNeeds<Real>& needs = c.keys.needs();
     const ScoreTraits& score = c.op.score.traits;
@@ -320,10 +321,6 @@ struct BackwardShared {
   }
 
  private:
-  [[nodiscard]] static QueryReaders query_readers(const CallContext<Real>& c) {
-    return readers_of_queries(c.op, c.geometry, c.op.readout.traits.uses_query);
-  }
-
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const FamilySize family = family_of(c.op, g, c.mask.bias().shape(), bias);
