@@ -65,7 +65,6 @@ function(heed_write_engine folder out)
     endforeach()
     file(CONFIGURE OUTPUT "${folder}/engine_${scalar}.cpp" @ONLY CONTENT [[
 #include <heed/compiled_engine.hpp>
-#include <heed/engine/backward_stage.hpp>
 #include <heed/engine/explain.hpp>
 #include <heed/engine/hvp.hpp>
 #include <heed/mpi/compiled_ranks.hpp>

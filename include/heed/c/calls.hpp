@@ -75,34 +75,30 @@ struct HvpRequest {
   std::size_t parameter_count;
 };
 
-template <class Real>
-[[nodiscard]] std::array<detail::NamedMemory, 3> memory_of(const Outputs<Real>& outputs) {
-  using detail::named_memory;
-  return {named_memory("out", outputs.out), named_memory("lse", outputs.lse),
-          named_memory("steps", outputs.steps)};
-}
-
 // Throws if an output overlaps a tensor of a parameter, or if the gradient of a parameter overlaps
 // anything else. The C++ calls check the rest, and own their parameters.
 template <class Real>
 void check_apart(const Request<Real>& request, const Outputs<Real>& outputs) {
-  require_apart(request.parameters, request.parameter_count, "", memory_of(outputs), request.where);
+  require_apart(request.parameters, request.parameter_count, "", detail::memory_of("", outputs),
+                request.where);
 }
 template <class Real>
 void check_apart(const Request<Real>& request, const BackwardRequest<Real>& from) {
-  const auto written = detail::memory_of(from.gradients);
+  const auto written = detail::memory_of("grad_", from.gradients, from.gradients.bias);
   const std::string& where = request.where;
   require_apart(request.parameters, request.parameter_count, "", written, where);
   const char* what = "the gradient of ";
-  require_apart(from.parameters, from.parameter_count, what, written, where);
-  require_apart(from.parameters, from.parameter_count, what,
-                detail::memory_of(from.out, from.grad_outputs), where);
-  require_apart(from.parameters, from.parameter_count, what,
-                detail::memory_of(request.in, request.mask), where);
+  const auto apart_from = [&](std::span<const detail::NamedMemory> read) {
+    require_apart(from.parameters, from.parameter_count, what, read, where);
+  };
+  apart_from(written);
+  apart_from(std::array{detail::named_memory("out", from.out)});
+  apart_from(detail::memory_of("grad_", from.grad_outputs));
+  apart_from(detail::memory_of(request.in, request.mask));
 }
 template <class Real>
 void check_apart(const Request<Real>& request, const JvpRequest<Real>& from) {
-  const auto written = memory_of(from.to);
+  const auto written = detail::memory_of("", from.to);
   require_apart(request.parameters, request.parameter_count, "", written, request.where);
   require_apart(from.along.parameters, from.along.parameter_count, "the tangent of ", written,
                 request.where);
@@ -113,17 +109,17 @@ void check_apart(const Request<Real>& request, const HvpRequest<Real>& from) {
   check_apart(request, BackwardRequest<Real>{from.saved, from.out, from.grad_out, from.to,
                                              from.parameters, from.parameter_count});
   require_apart(from.along.parameters, from.along.parameter_count, "the tangent of ",
-                detail::memory_of(from.to), where);
-  const auto apart_from = [&](const std::string& input, const MemoryView& tangent) {
-    const std::string name = "the tangent of " + input;
-    const detail::NamedMemory read[] = {{name.c_str(), true, tangent, {}}};
-    require_apart(from.parameters, from.parameter_count, "the gradient of ", read, where);
+                detail::memory_of("grad_", from.to, from.to.bias), where);
+  const char* words = "the tangent of ";
+  const auto apart_from = [&](std::span<const detail::NamedMemory> tangents) {
+    require_apart(from.parameters, from.parameter_count, "the gradient of ", tangents, where);
   };
-  detail::for_each_operand(from.along.inputs, from.along.inputs.bias, apart_from);
-  apart_from("grad_out", from.grad_out_tangent);
+  apart_from(detail::memory_of(words, from.along.inputs, from.along.inputs.bias));
+  apart_from(std::array{detail::named_memory({words, "grad_out"}, from.grad_out_tangent)});
   for (std::size_t n = 0; n < from.along.parameter_count; ++n)
     if (const heed_parameter& one = from.along.parameters[n]; one.tensor != nullptr)
-      apart_from(one.name, SmallTensor(*one.tensor, where).memory());
+      apart_from(std::array{detail::NamedMemory{
+          {words, one.name}, true, SmallTensor(*one.tensor, where).memory(), {}}});
 }
 
 // One variant of the list.
@@ -222,9 +218,8 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     require_options<Real>(request.options, request.where);
     const Mask<Real> mask = mask_of_call(request);
     if (request.packed != nullptr) {
-      (void)detail::PackedCalls<Real>(request.in, mask, detail::joins_sequences(tiles),
-                                      request.where)
-          .plan(Outputs<Real>(StoredView<Real>()), request.options, detail::geometry_setter(tiles));
+      const detail::OpenCall<Real> call(tiles, {request.in, mask, request.options}, request.where);
+      (void)detail::PackedCalls<Real>(call).plan(Outputs<Real>(StoredView<Real>()));
       return;
     }
     const Geometry g = geometry_of(tiles, request.in, request.where);

@@ -7,11 +7,11 @@
 
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/forward_pass.hpp>
-#include <heed/engine/held_rows.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace heed {
@@ -27,31 +27,37 @@ struct HandedOn {
   std::vector<double> sums;  // of parameters, [family][numbers]
 };
 
-// A checked call, prepared.
+// Gradients of a call that are set to 0 ahead of it: not those that arrive from other calls.
+enum class Zeros { none, but_bias, all };
+
+// What a call of backward reads and writes beside the caller's memory, prepared.
 template <class Real>
-class BackwardPass {
+class BackwardCall {
  public:
   using Worker = BackwardWorker<Real>;
 
-  BackwardPass(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const Geometry& g,
-               const Operands<Real>& in, const BoundMask<Real>& bound, const Saved<Real>& saved,
-               const OutputGradientOperands<Real>& output, const GradientOperands<Real>& grads,
-               const Options& options)
-      : keys_(op, g, in.key, nullptr, {}, in.key_inputs),
-        c_{op,
-           g,
-           bound,
-           in,
-           plan_call<Real>(op, g, bound, options, 0, true),
-           Real(scale_of(op, g, options)),
-           keys_,
-           options.dropout,
-           options.precision.products()},
-        shared_(c_, vjps, saved, output, grads),
-        units_(g.batch * g.heads * shared_.order.groups),
+  // threads: that may prepare it. The call that was opened and its arguments must outlive it.
+  BackwardCall(const OpenCall<Real>& call, const OpVjps<Real>& vjps, const BoundMask<Real>& bound,
+               const BackwardArguments<Real>& given, int threads)
+      : copies_(threads),
+        in_(copies_.template read_all<Operands<Real>>(call.in, call.geometry.share)),
+        inputs_(take_inputs(call.op, call.geometry, threads, in_)),
+        grads_(
+            copies_.template write_all<GradientOperands<Real>>(given.grads, call.geometry.share)),
+        settles_(call.op.readout.needs_rehearsal()),
+        readout_(settles_ ? call.op.readout.settled(given.saved) : nullptr),
+        readout_vjps_(settles_ ? vjps.readout.settled(given.saved) : nullptr),
+        op_{call.op.score, call.op.normaliser, settles_ ? *readout_ : call.op.readout,
+            call.op.columns, call.op.type},
+        vjps_{vjps.score, vjps.normaliser, settles_ ? *readout_vjps_ : vjps.readout},
+        keys_(op_, call.geometry, in_.key, nullptr, {}, in_.key_inputs),
+        c_(make_context(op_, call.geometry, bound, in_, keys_, call.options,
+                        plan_call<Real>(op_, call.geometry, bound, call.options, 0, true))),
+        shared_(c_, vjps_, given.saved, read(given, call.geometry.share), take_gradients()),
+        units_(c_.geometry.batch * c_.geometry.heads * shared_.order.groups),
         elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
   }
-  BackwardPass(const BackwardPass&) = delete;  // c_ refers to keys_
+  BackwardCall(const BackwardCall&) = delete;  // its parts refer to each other
 
   [[nodiscard]] double flops() const { return product_flops(c_.geometry); }
   [[nodiscard]] Index elements() const { return elements_; }
@@ -70,17 +76,17 @@ class BackwardPass {
   }
   [[nodiscard]] const VisitingOrder& order() const { return shared_.order; }
 
-  // Ahead of the first visit: side values of keys, and zeros in what visits add to; in the gradient of a bias, too, where
-  // it is the call's own. Once, by the first worker that comes where nobody has before: what one call works on then
-  // stands in cache.
-  void begin(bool zero_bias, int threads) {
+  // Ahead of the first visit: side values of keys, and zeros in what visits add to. Once, by the first worker that comes
+  // where nobody has before: what one call works on then stands in cache.
+  void begin(Zeros zeros, int threads) {
     begun_.run([&] {
       keys_.build(threads);
+      if (zeros == Zeros::none) return;
       const GradientOperands<Real>& grads = shared_.grads;
       const Share& share = c_.geometry.share;
       set_zero<Real>(
           {held_rows(grads.key, share.keys_before), held_rows(grads.value, share.keys_before),
-           zero_bias ? grads.bias : TensorView<Real>(),
+           zeros == Zeros::all ? grads.bias : TensorView<Real>(),
            shared_.sums_queries ? held_rows(grads.query, share.queries_before)
                                 : TensorView<Real>()},
           threads);
@@ -93,7 +99,6 @@ class BackwardPass {
   // A visit has ended. True of the one with which all have.
   [[nodiscard]] bool leave() { return left_.fetch_add(1, std::memory_order_acq_rel) + 1 == units_; }
 
-  void build_keys(int threads) { keys_.build(threads); }
   // Visits one head of each family alone, and goes on where another share has ended; and the other way. Not for ops that read
   // numbers of tokens.
   void take_over(const HandedOn<Real>& on) {
@@ -110,27 +115,56 @@ class BackwardPass {
   }
 
   // Behind the last visit: what side values and inputs of tokens owe; adds to `parameters`, if it is given.
-  void finish(PartGradient<Real>* parameters, int threads) {
+  void chain(PartGradient<Real>* parameters, int threads) {
     const GradientOperands<Real>& grads = shared_.grads;
     if (units_ > 0)
       keys_.template chain<LaneTile<Real>>(
           {shared_.vjps.score, {&shared_}, grads.key, parameters, grads.key_inputs.given()},
           threads);
     if (!c_.op.columns.any()) return;
-    const PartInputs<Real>& parts = grads.part_inputs;
     const Share& share = c_.geometry.share;
     const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index before,
                          Index maps) {
       sum_over_readers(from, c_.geometry.heads, maps, held_rows(to, before), threads);
     };
-    sum(shared_.dnormaliser_query, parts.normaliser_query, share.queries_before, 1);
-    sum(shared_.dnormaliser_key, parts.normaliser_key, share.keys_before, 1);
-    sum(shared_.dreadout_query, parts.readout_query, share.queries_before, 1);
+    sum(shared_.dnormaliser_query, grads.normaliser_query, share.queries_before, 1);
+    sum(shared_.dnormaliser_key, grads.normaliser_key, share.keys_before, 1);
+    sum(shared_.dreadout_query, grads.readout_query, share.queries_before, 1);
     sum(shared_.dquery_inputs, grads.query_inputs, share.queries_before, 1);
     sum(shared_.dkey_inputs, grads.key_inputs, share.keys_before, c_.op.maps());
   }
 
+  // After all: what the caller reads.
+  void finish() {
+    if (inputs_) inputs_->chain();
+    copies_.round();
+  }
+
  private:
+  [[nodiscard]] OutputGradientOperands<Real> read(const BackwardArguments<Real>& given,
+                                                  const Share& share) {
+    const auto grad = copies_.read_outputs(given.grad_out, share.queries_before);
+    return {rows_of_call(copies_.read(given.out), share, TokensOf::queries), grad.out, grad.lse,
+            grad.steps};
+  }
+  // Where workers write, in place of the caller's memory.
+  [[nodiscard]] const GradientOperands<Real>& take_gradients() {
+    if (inputs_) {
+      split_inputs(op_.columns, grads_);
+      inputs_->take_gradients(grads_.query_inputs, grads_.key_inputs);
+    }
+    return grads_;
+  }
+
+  WidenedTensors<Real> copies_;
+  Operands<Real> in_;
+  std::unique_ptr<SummedInputs<Real>> inputs_;
+  GradientOperands<Real> grads_;
+  bool settles_;  // do rows depend on each other, by what the readout has found in forward?
+  std::unique_ptr<ReadoutTiles<Real>> readout_;
+  std::unique_ptr<ReadoutVjps<Real>> readout_vjps_;
+  OpTiles<Real> op_;
+  OpVjps<Real> vjps_;
   KeySide<Real> keys_;
   CallContext<Real> c_;
   BackwardShared<Real> shared_;
@@ -141,63 +175,74 @@ class BackwardPass {
 
 // Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a
 // bias? They then take turns at it, head by head, in their order; that of several calls arrives as zeros.
+// on: null, or what the share before has left of the one call, whose gradients of keys, values and bias arrive as it left
+// them. Gradients of the parameters, and what side values owe to the keys, come with the last share.
 template <class Real>
-void run_backward(const FixedList<BackwardPass<Real>*>& passes, bool one_bias,
-                  OpGradient<Real>* grad_op, const Options& options) {
-  using Pass = BackwardPass<Real>;
-  using Worker = typename Pass::Worker;
-  const bool alone = passes.size() == 1;
+void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
+                  OpGradient<Real>* grad_op, const Options& options, HandedOn<Real>* on = nullptr,
+                  bool last = true) {
+  using Call = BackwardCall<Real>;
+  using Worker = typename Call::Worker;
+  const bool alone = calls.size() == 1;
+  if (on) calls[0]->take_over(*on);
+  const std::vector<Call*> ordered = longest_first(calls);
+  std::vector<Call*> visited;  // those with visits
   Index units = 0, elements = 0;
   double flops = 0;
   Families families;
-  FixedList<Pass*> visited(Index(passes.size()));  // those with visits
-  for (Pass* pass : passes) {
-    flops += pass->flops();
-    if (pass->units() == 0) continue;
-    units += pass->units();
-    elements = std::max(elements, pass->elements());
-    families.add(pass->order(), pass->flops() / double(pass->units()));
-    visited.emplace(pass);
+  for (Call* call : ordered) {
+    flops += call->flops();
+    if (call->units() == 0 && !on) continue;  // shares without queries hand sums on
+    units += call->units();
+    elements = std::max(elements, call->elements());
+    families.add(call->order(), call->flops() / double(std::max<Index>(1, call->units())));
+    visited.push_back(call);
   }
   const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
-  OrderedSums sums(families, BackwardShared<Real>::places_for(workers, families.size()),
-                   passes[0]->numbers());
+  OrderedSums sums(families,
+                   on ? std::max<Index>(1, families.size())
+                      : BackwardShared<Real>::places_for(workers, families.size()),
+                   ordered[0]->numbers());
+  if (on) sums.go_on(on->sums);
   // What side values of keys add to the parameters, of each of several calls.
   std::vector<std::unique_ptr<PartGradient<Real>>> parts;
-  if (grad_op && !alone && passes[0]->keys_reach_parameters())
-    for (std::size_t n = 0; n < visited.size(); ++n) parts.push_back(passes[0]->score_gradient());
-  for (Pass* pass : passes)
-    if (alone || pass->units() == 0) pass->begin(alone, workers);
-  if (units > 0) {
-    const bool takes_turns = one_bias && visited.size() > 1;
-    Turnstiles bias(takes_turns ? visited[0]->order().families() : 0);  // [family]
-    const auto run = [&](Worker& worker, const VisitingOrder::Visit& visit) {
-      if (takes_turns) bias.wait(visit.family, visit.call);
-      worker.run(visit, sums);
-      // The last visitor passes all tiles behind the others of its family.
-      if (takes_turns && visit.rank + 1 == families.ranks(visit.turn)) bias.pass(visit.family);
-      // Where several calls run together, each is finished while its keys stand in cache.
-      Pass& pass = *visited[std::size_t(visit.call)];
-      if (!alone && pass.leave())
-        pass.finish(parts.empty() ? nullptr : parts[std::size_t(visit.call)].get(), 1);
-    };
-    run_visits<Real>(
-        families, workers, elements,
-        [&](Index call, Scratch<Real>& scratch) {
-          visited[std::size_t(call)]->begin(alone, 1);
-          return visited[std::size_t(call)]->engage(scratch);
-        },
-        run,
-        [&] {
-          for (Pass* pass : visited) pass->abandon();
-          sums.abandon();
-          bias.abandon();
-        });
+  if (grad_op && !alone && ordered[0]->keys_reach_parameters())
+    for (std::size_t n = 0; n < visited.size(); ++n) parts.push_back(ordered[0]->score_gradient());
+  const Zeros zeros = on ? Zeros::none : alone ? Zeros::all : Zeros::but_bias;
+  for (Call* call : ordered)
+    if (alone || call->units() == 0) call->begin(zeros, workers);
+  const bool takes_turns = one_bias && visited.size() > 1;
+  Turnstiles bias(takes_turns ? visited[0]->order().families() : 0);  // [family]
+  run_visits<Real>(
+      families, workers, elements, sums,
+      [&](Index n, Scratch<Real>& scratch) {
+        visited[std::size_t(n)]->begin(zeros, 1);
+        return visited[std::size_t(n)]->engage(scratch);
+      },
+      [&](Worker& worker, const VisitingOrder::Visit& visit) {
+        if (takes_turns) bias.wait(visit.family, visit.call);
+        worker.run(visit, sums);
+        // The last visitor passes all tiles behind the others of its family.
+        if (takes_turns && visit.rank + 1 == families.ranks(visit.turn)) bias.pass(visit.family);
+        // Where several calls run together, each is finished while its keys stand in cache.
+        Call& call = *visited[std::size_t(visit.call)];
+        if (!alone && call.leave())
+          call.chain(parts.empty() ? nullptr : parts[std::size_t(visit.call)].get(), 1);
+      },
+      [&] {
+        for (Call* call : visited) call->abandon();
+        bias.abandon();
+      });
+  if (on) {
+    on->sums = sums.kept();
+    calls[0]->hand_over(*on);
+    if (!last) return;
   }
-  if (grad_op) passes[0]->add_parameter_gradients(sums.total(), *grad_op);
-  if (alone) return passes[0]->finish(grad_op ? grad_op->score.get() : nullptr, workers);
-  for (Pass* pass : passes)
-    if (pass->units() == 0) pass->finish(nullptr, workers);
+  if (grad_op)
+    ordered[0]->add_parameter_gradients(on ? sums.total_of_kept() : sums.total(), *grad_op);
+  if (alone) return calls[0]->chain(grad_op ? grad_op->score.get() : nullptr, workers);
+  for (Call* call : ordered)
+    if (call->units() == 0) call->chain(nullptr, workers);
   if (grad_op) KeySide<Real>::add_in_order(parts, *grad_op->score);
 }
 

@@ -379,10 +379,12 @@ void set_zero(std::initializer_list<TensorView<Real>> views, int threads) {
 }
 
 // All visits to the families of one or several calls. engage(call, scratch) makes a worker for a call, a pointer, on
-// `elements` numbers of scratch; run(worker, visit); abandon() wakes the workers that wait when one has failed.
+// `elements` numbers of scratch; run(worker, visit) adds to `sums` in its turn; abandon() wakes the workers that wait
+// elsewhere when one has failed.
 template <class Real, class Engage, class Run, class Abandon>
-void run_visits(const Families& families, int workers, Index elements, Engage&& engage, Run&& run,
-                Abandon&& abandon) {
+void run_visits(const Families& families, int workers, Index elements, OrderedSums& sums,
+                Engage&& engage, Run&& run, Abandon&& abandon) {
+  if (families.visits() == 0) return;
   struct Desk {
     Scratch<Real> scratch;
     std::invoke_result_t<Engage&, Index, Scratch<Real>&> worker = {};
@@ -407,7 +409,10 @@ void run_visits(const Families& families, int workers, Index elements, Engage&& 
       run(*desk.worker, *visit);
     }
   };
-  run_workers(workers, work, abandon);
+  run_workers(workers, work, [&] {
+    abandon();
+    sums.abandon();
+  });
 }
 
 }  // namespace detail

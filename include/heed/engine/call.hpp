@@ -43,7 +43,7 @@ struct Packed;
 // share: of a call that several share, how many queries and keys stand elsewhere, before and behind those of these tensors:
 // queries [queries_before, queries_before + len) of a longer call. All that is counted counts them: mask, positions and dropout are those
 // of the whole call, and each row that is computed has the bits that it has there, where all keys are at hand and the share
-// begins and ends at a multiple of share_step() (engine/share.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
+// begins and ends at a multiple of share_step() (engine/doors.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
 // packed: null, or the lengths of sequences that lie one behind the other in tensors of batch 1.
 template <class Real>
 struct Inputs {
@@ -102,51 +102,54 @@ struct PackedInputs : Inputs<Real> {
   }
 };
 
+// What forward() writes, or gradients of it. A view alone stands for out.
+template <class Element>
+struct OutputViews {
+  StoredView<Element> out, lse = {}, steps = {};
+
+  template <class View>
+  requires std::convertible_to<View, StoredView<Element>> OutputViews(View&& of)
+      : out(static_cast<View&&>(of)) {}
+  OutputViews(Element* data, const Shape& shape) : out(data, shape) {}
+  OutputViews(Element* data, const Shape& shape, const Strides& strides)
+      : out(data, shape, strides) {}
+  OutputViews(const StoredView<Element>& of, const StoredView<Element>& of_lse,
+              const StoredView<Element>& of_steps = {})
+      : out(of), lse(of_lse), steps(of_steps) {}
+};
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
 // natural-log sum of exp of the scores of each map (two for differences of softmaxes), -infinity for a row that sees no
 // key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). steps (batch, heads, len_q,
 // step_columns), where it is given, receives what the steps of each row come to, of ops whose readout counts them
 // (counts_steps, plug/readout.hpp): one number, the time that the row takes, unless the readout says otherwise.
-// {out, {}, steps} without lse. A view alone stands for out.
+// {out, {}, steps} without lse.
 template <class Real>
-struct Outputs {
-  StoredView<Real> out, lse = {}, steps = {};
-
-  template <class View>
-  requires std::convertible_to<View, StoredView<Real>> Outputs(View&& to)
-      : out(static_cast<View&&>(to)) {}
-  Outputs(Real* data, const Shape& shape) : out(data, shape) {}
-  Outputs(Real* data, const Shape& shape, const Strides& strides) : out(data, shape, strides) {}
-  Outputs(const StoredView<Real>& to, const StoredView<Real>& lse_to,
-          const StoredView<Real>& steps_to = {})
-      : out(to), lse(lse_to), steps(steps_to) {}
-};
-
+using Outputs = OutputViews<Real>;
 // The gradients of the loss for what forward() wrote, of the same shapes: out's always, of zeros for a loss of lse alone;
 // lse's only where the loss depends on it, and where the op's normaliser differentiates_lse (plug/normaliser.hpp); those of
-// steps only where the loss depends on them, and where the op's readout counts them. A view alone stands for out's.
+// steps only where the loss depends on them, and where the op's readout counts them.
 template <class Real>
-struct OutputGradients {
-  StoredView<const Real> out, lse = {}, steps = {};
+using OutputGradients = OutputViews<const Real>;
 
-  template <class View>
-  requires std::convertible_to<View, StoredView<const Real>> OutputGradients(View&& of)
-      : out(static_cast<View&&>(of)) {}
-  OutputGradients(const Real* data, const Shape& shape) : out(data, shape) {}
-  OutputGradients(const Real* data, const Shape& shape, const Strides& strides)
-      : out(data, shape, strides) {}
-  OutputGradients(const StoredView<const Real>& of, const StoredView<const Real>& of_lse,
-                  const StoredView<const Real>& of_steps = {})
-      : out(of), lse(of_lse), steps(of_steps) {}
+// A tensor for each that a call reads as numbers: its values, tangents or gradients. Keys: the type of key and value, where
+// tiles of them are widened.
+template <class View, class Keys = View>
+struct TensorSet {
+  View query = {};
+  Keys key = {}, value = {};
+  View extra = {}, bias = {}, query_inputs = {}, key_inputs = {};
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
-// shape of the mask's bias.
+// shape of the mask's bias. {query, key, value, extra, bias, query_inputs, key_inputs}.
 template <class Real>
-struct Gradients {
-  StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
-                   key_inputs = {};
-};
+using Gradients = TensorSet<StoredView<Real>>;
+
+// A direction in the inputs of a call, each tensor of the shape of the input (bias: of the mask's bias). One that is
+// not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
+// {query, key, value, extra, bias, query_inputs, key_inputs}.
+template <class Real>
+using Tangents = TensorSet<StoredView<const Real>>;
 
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.
@@ -228,6 +231,30 @@ struct Saved {
          known.empty() ? "nothing" : known);
   }
 };
+
+namespace detail {
+
+// The arguments of a door, handed on together. What they refer to outlives the call.
+template <class Real>
+struct CallArguments {
+  const Inputs<Real>& in;
+  const Mask<Real>& mask;
+  const Options& options;
+};
+template <class Real>
+struct ForwardArguments : CallArguments<Real> {
+  const Outputs<Real>& out;
+  Saved<Real>* saved;
+};
+template <class Real>
+struct BackwardArguments : CallArguments<Real> {
+  const Saved<Real>& saved;
+  const StoredView<const Real>& out;
+  const OutputGradients<Real>& grad_out;
+  const Gradients<Real>& grads;
+};
+
+}  // namespace detail
 
 inline std::string CallStamp::text_of_difference(const CallStamp& other) const {
   std::string text;

@@ -30,11 +30,25 @@ inline std::string door_name(const char* function, const char* op) {
   return op[0] == '\0' ? std::string(function) : std::string(function) + "(" + op + ")";
 }
 
-inline void require_view(const MemoryView& view, const char* name, const std::string& where) {
+// The name of a tensor, such as "query", or of one that belongs to it, such as "grad_query". Words and input are joined where a
+// sentence needs them.
+struct TensorName {
+  const char* words = "";
+  const char* input;
+
+  TensorName(const char* of) : input(of) {}
+  TensorName(const char* before, const char* of) : words(before), input(of) {}
+  [[nodiscard]] std::string text() const { return std::string(words) + input; }
+};
+
+inline void require_view(const MemoryView& view, const TensorName& name, const std::string& where) {
   const Shape& s = view.shape;
   require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
           " has shape ", s, ", extents must not be negative");
-  (void)element_count(s, (where + ": " + name).c_str());
+  if (Index count; __builtin_mul_overflow(s.batch, s.heads, &count) ||
+                   __builtin_mul_overflow(count, s.len, &count) ||
+                   __builtin_mul_overflow(count, s.dim, &count))
+    (void)element_count(s, (where + ": " + name.text()).c_str());  // throws
   if (!view.has_elements()) return;
   for (Index p = 0; p < view.pages(); ++p) {
     (void)view.span(p);  // throws where an offset does not fit
@@ -47,17 +61,18 @@ inline void require_view(const MemoryView& view, const char* name, const std::st
 }
 
 // Pages that tiles of keys do not straddle.
-inline void require_pages(const MemoryView& view, Index lanes, const char* name,
+inline void require_pages(const MemoryView& view, Index lanes, const TensorName& name,
                           const std::string& where) {
   require(view.page_rows % lanes == 0, where, ": ", name, " has pages of ", view.page_rows,
           " rows, they must be multiples of ", lanes);
 }
-inline void require_one_piece(const MemoryView& view, const char* name, const std::string& where) {
+inline void require_one_piece(const MemoryView& view, const TensorName& name,
+                              const std::string& where) {
   require(view.page_rows == 0, where, ": ", name, " has pages of ", view.page_rows,
           " rows, it must lie in one piece");
 }
 
-inline void require_shape(const MemoryView& view, const Shape& wanted, const char* name,
+inline void require_shape(const MemoryView& view, const Shape& wanted, const TensorName& name,
                           const std::string& where) {
   require(view.shape != Shape{} || wanted == Shape{}, where, ": ", name,
           " was not given, it must have shape ", wanted);
@@ -68,7 +83,7 @@ inline void require_shape(const MemoryView& view, const Shape& wanted, const cha
 }
 
 // What is written: every number has a place of its own.
-inline void require_output(const MemoryView& view, const Shape& wanted, const char* name,
+inline void require_output(const MemoryView& view, const Shape& wanted, const TensorName& name,
                            const std::string& where) {
   require_shape(view, wanted, name, where);
   if (!view.has_elements()) return;
@@ -91,73 +106,30 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   }
 }
 
-// The name of a tensor that belongs to an input, such as "grad_query". Words and input are joined where a sentence needs
-// them.
-struct NameOfInput {
-  const char* words;
-  const char* input;
-
-  [[nodiscard]] std::string text() const { return std::string(words) + input; }
-};
-
-// Names are const char* or NameOfInput.
-template <class OutName, class InputName>
-void require_apart(const MemoryView& out, const MemoryView& input, OutName out_name,
-                   InputName input_name, const std::string& where) {
-  require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
-}
-template <class OutName, class InputName>
-void require_apart_from_scales(const MemoryView& out, const MemoryView& scales, OutName out_name,
-                               InputName input_name, const std::string& where) {
-  require(!may_overlap(out, scales), where, ": ", out_name, " overlaps the scales of ", input_name);
-}
-template <class Element, class OutName, class InputName>
-void require_apart(const MemoryView& out, const StoredView<Element>& input, OutName out_name,
-                   InputName input_name, const std::string& where) {
-  require_apart(out, MemoryView(input), out_name, input_name, where);
-  require_apart_from_scales(out, input.scales(), out_name, input_name, where);
-}
-
-}  // namespace detail
-
-// Throws, its sentence starting with `where`, unless every option lies in its range for an op of Real.
-template <class Real>
-void require_options(const Options& options, const std::string& where) {
-  require(options.threads >= 0, where, ": Options: threads is ", options.threads,
-          ", it must be 0 (default) or positive");
-  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors, where,
-          ": Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
-          kPanelVectors, "]");
-  require(options.key_tile >= 0, where, ": Options: key_tile is ", options.key_tile,
-          ", it must not be negative");
-  require(options.dropout.valid(), where, ": Options: dropout.rate is ", options.dropout.rate,
-          ", it must be in [0, 1)");
-  require(!options.precision.mixes() || std::is_same_v<Real, float>, where,
-          ": Options: precision is mixed, it must be storage for an op of double; an op of float "
-          "has both");
-  constexpr auto largest = double(std::numeric_limits<Real>::max());
-  const double scale = options.scale.value_or(0);
-  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
-  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
-          ", its size must be at most ", largest);
-}
-
-namespace detail {
-
-// Are the numbers of tokens that the op's parts read given, and do they fit? Some part reads some.
+// Throws unless the numbers of tokens are those that the op's parts read: for all heads, for each key-value head, or for one that
+// serves all.
 template <class Real>
 void require_token_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const Geometry& g,
                           const std::string& where) {
-  const TokenColumns& columns = op.columns;
   const auto check = [&](const StoredView<const Real>& view, Index len, Index count,
-                         const char* argument, const std::string& name) {
-    if (count == 0) return refuse_token_inputs(view, view.given(), argument, where);
+                         const char* argument, std::string (*name)()) {
+    const Shape &s = view.shape(), whole{g.batch, g.heads, len, count};
+    require(count > 0 || !view.given(), where, ": ", argument, " of shape ", s,
+            " was given, the op reads none");
+    if (count == 0) return;
     require_view(view, argument, where);
     require_one_piece(view, argument, where);
-    require_token_inputs(view, view.given(), g, {len, count, argument, name}, where);
+    if (!view.given())
+      fail(where, ": the op needs the input ", name(), " of shape ", whole, ", or of 1 head, as ",
+           argument, "; none was given");
+    const bool heads_fit = s.heads == g.heads || s.heads == g.kv_heads || s.heads == 1;
+    if (s != Shape{g.batch, s.heads, len, count} || !heads_fit)
+      fail(where, ": ", argument, " (", name(), ") has shape ", s, ", it must be ", whole,
+           ", or of 1 or ", g.kv_heads, " heads");
   };
-  check(in.query_inputs, g.held_queries(), columns.query(), "query_inputs", columns.query_names());
-  check(in.key_inputs, g.held_keys(), columns.key(), "key_inputs", columns.key_names());
+  const TokenColumns& columns = op.columns;
+  check(in.query_inputs, g.held_queries(), columns.query(), "query_inputs", columns.query_names);
+  check(in.key_inputs, g.held_keys(), columns.key(), "key_inputs", columns.key_names);
   const ScoreTraits& score = op.score.traits;
   if (!score.sums_inputs) return;
   require(g.held_keys() == g.len_kv, where, ": sums of key_inputs (", score.key_inputs_name,
@@ -166,11 +138,6 @@ void require_token_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
           score.key_inputs_name, ") are read at the queries' own tokens; first_query is ",
           g.first_query, ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
 }
-template <class Real>
-void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
-  refuse_token_inputs(in.query_inputs, in.query_inputs.given(), "query_inputs", where);
-  refuse_token_inputs(in.key_inputs, in.key_inputs.given(), "key_inputs", where);
-}
 
 inline constexpr Index kLastPosition = Index(1) << 53;
 
@@ -178,24 +145,6 @@ inline void require_first_query(Index first_query, const std::string& where) {
   require(first_query >= 0 && first_query <= kLastPosition, where, ": first_query is ", first_query,
           ", it must lie in [0, ", kLastPosition, "]");
 }
-
-}  // namespace detail
-
-// Throws unless calls of an op, whose queries have so many heads, may have these sizes. Inputs are not looked at.
-inline void require_sizes(const Geometry& g, Index query_heads, const std::string& where) {
-  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
-          ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
-          ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
-  require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
-          g.dim_v, ", both must be at least 1");
-  detail::require_first_query(g.first_query, where);
-  require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
-          ", for ", g.heads, " heads of the op it must be ", query_heads);
-  require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
-          " heads cannot share ", g.kv_heads, " kv_heads evenly");
-}
-
-namespace detail {
 
 // Rejects sharded inputs.
 template <class Real>
@@ -214,10 +163,6 @@ void refuse_share(const Inputs<Real>& in, const std::string& where) {
           " at hand; neither may be negative, and their sum must fit 64 bits");
   return whole;
 }
-
-}  // namespace detail
-
-namespace detail {
 
 // Throws unless query, key and value are given, have rows of the same tokens and widths, and pages that tiles can keep to.
 template <class Real>
@@ -255,10 +200,7 @@ void require_other_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
     require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
             " was given, the op reads none");
   }
-  if (op.columns.any())
-    require_token_inputs(op, in, g, where);
-  else
-    refuse_token_inputs(in, where);
+  require_token_inputs(op, in, g, where);
   if (!op.readout.traits.uses_own_rows) return;
   const Share& share = g.share;
   require(g.len_q == g.len_kv, where, ": the readout reads key and value of its own row; len_q is ",
@@ -271,6 +213,42 @@ void require_other_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
 }
 
 }  // namespace detail
+
+// Throws, its sentence starting with `where`, unless every option lies in its range for an op of Real.
+template <class Real>
+void require_options(const Options& options, const std::string& where) {
+  require(options.threads >= 0, where, ": Options: threads is ", options.threads,
+          ", it must be 0 (default) or positive");
+  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors, where,
+          ": Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
+          kPanelVectors, "]");
+  require(options.key_tile >= 0, where, ": Options: key_tile is ", options.key_tile,
+          ", it must not be negative");
+  require(options.dropout.valid(), where, ": Options: dropout.rate is ", options.dropout.rate,
+          ", it must be in [0, 1)");
+  require(!options.precision.mixes() || std::is_same_v<Real, float>, where,
+          ": Options: precision is mixed, it must be storage for an op of double; an op of float "
+          "has both");
+  constexpr auto largest = double(std::numeric_limits<Real>::max());
+  const double scale = options.scale.value_or(0);
+  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
+  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
+          ", its size must be at most ", largest);
+}
+
+// Throws unless calls of an op, whose queries have so many heads, may have these sizes. Inputs are not looked at.
+inline void require_sizes(const Geometry& g, Index query_heads, const std::string& where) {
+  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
+          ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
+          ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
+  require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
+          g.dim_v, ", both must be at least 1");
+  detail::require_first_query(g.first_query, where);
+  require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
+          ", for ", g.heads, " heads of the op it must be ", query_heads);
+  require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
+          " heads cannot share ", g.kv_heads, " kv_heads evenly");
+}
 
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Real>
@@ -333,87 +311,85 @@ void require_steps(const OpTiles<Real>& op, const char* name, const std::string&
   require(why == nullptr, where, ": ", name, " was given, ", why ? why : "");
 }
 
-// f(name, tensor) for all that a call reads as numbers: of its inputs, or of their tangents, and of its mask's bias.
-template <class Tensors, class Bias, class F>
-void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
-  f("query", of.query);
-  f("key", of.key);
-  f("value", of.value);
-  f("extra", of.extra);
-  f("query_inputs", of.query_inputs);
-  f("key_inputs", of.key_inputs);
-  f("bias", bias);
-}
-
 // A tensor of a call as its checks see it.
 struct NamedMemory {
-  const char* name;
+  TensorName name;
   bool given;
   MemoryView view, scales;  // scales: without elements unless its rows have some
 };
 template <class View>
-[[nodiscard]] NamedMemory named_memory(const char* name, const View& view) {
+[[nodiscard]] NamedMemory named_memory(const TensorName& name, const View& view) {
   MemoryView scales{};
   if constexpr (requires { view.scales(); }) scales = view.scales();
   return {name, view.given(), view, scales};
 }
 
-// All that a call reads, in the order of for_each_operand(), and the boolean mask behind it.
-inline constexpr std::size_t kOperands = 7;
-template <class Real>
-[[nodiscard]] std::array<NamedMemory, kOperands + 1> memory_of(const Inputs<Real>& in,
-                                                               const Mask<Real>& mask) {
-  return {named_memory("query", in.query),
-          named_memory("key", in.key),
-          named_memory("value", in.value),
-          named_memory("extra", in.extra),
-          named_memory("query_inputs", in.query_inputs),
-          named_memory("key_inputs", in.key_inputs),
-          named_memory("bias", mask.bias),
-          named_memory("the boolean mask", mask.allowed)};
+// All tensors of a set, or of inputs with the bias of their mask, and others behind them.
+inline constexpr std::size_t kTensors = 7;
+template <class Tensors, class Bias, class... Others>
+[[nodiscard]] std::array<NamedMemory, kTensors + sizeof...(Others)> memory_of(
+    const char* words, const Tensors& of, const Bias& bias, const Others&... others) {
+  return {named_memory({words, "query"}, of.query),
+          named_memory({words, "key"}, of.key),
+          named_memory({words, "value"}, of.value),
+          named_memory({words, "extra"}, of.extra),
+          named_memory({words, "query_inputs"}, of.query_inputs),
+          named_memory({words, "key_inputs"}, of.key_inputs),
+          named_memory({words, "bias"}, bias),
+          others...};
 }
-// All gradients that backward() writes, in the order of the operands; and what it reads of the outputs.
+// All that a call reads.
 template <class Real>
-[[nodiscard]] std::array<NamedMemory, kOperands> memory_of(const Gradients<Real>& grads) {
-  return {named_memory("grad_query", grads.query),
-          named_memory("grad_key", grads.key),
-          named_memory("grad_value", grads.value),
-          named_memory("grad_extra", grads.extra),
-          named_memory("grad_query_inputs", grads.query_inputs),
-          named_memory("grad_key_inputs", grads.key_inputs),
-          named_memory("grad_bias", grads.bias)};
+[[nodiscard]] auto memory_of(const Inputs<Real>& in, const Mask<Real>& mask) {
+  return memory_of("", in, mask.bias, named_memory("the boolean mask", mask.allowed));
 }
-template <class Real>
-[[nodiscard]] std::array<NamedMemory, 4> memory_of(const StoredView<const Real>& out,
-                                                   const OutputGradients<Real>& output) {
-  return {named_memory("out", out), named_memory("grad_out", output.out),
-          named_memory("grad_lse", output.lse), named_memory("grad_steps", output.steps)};
+// What is written, or gradients or tangents of it.
+template <class Element>
+[[nodiscard]] std::array<NamedMemory, 3> memory_of(const char* words,
+                                                   const OutputViews<Element>& of) {
+  return {named_memory({words, "out"}, of.out), named_memory({words, "lse"}, of.lse),
+          named_memory({words, "steps"}, of.steps)};
 }
-inline void require_apart(const MemoryView& out, const char* name,
-                          std::span<const NamedMemory> read, const std::string& where) {
-  for (const NamedMemory& input : read) {
-    require_apart(out, input.view, name, input.name, where);
-    require_apart_from_scales(out, input.scales, name, input.name, where);
-  }
+// Throws where memory that is written is part of another tensor.
+inline void require_apart(const NamedMemory& out, const NamedMemory& input,
+                          const std::string& where) {
+  require(!may_overlap(out.view, input.view), where, ": ", out.name, " overlaps ", input.name);
+  require(!may_overlap(out.view, input.scales), where, ": ", out.name, " overlaps the scales of ",
+          input.name);
+}
+inline void require_apart(const NamedMemory& out, std::span<const NamedMemory> others,
+                          const std::string& where) {
+  for (const NamedMemory& other : others) require_apart(out, other, where);
 }
 
 template <class Real>
 void check_outputs(const OpTiles<Real>& op, const Outputs<Real>& outputs, const Geometry& g,
                    const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
   const auto read = memory_of(in, mask);
-  require_output(outputs.out, g.out_shape(), "out", where);
-  require_apart(outputs.out, "out", read, where);
-  if (outputs.lse.given()) {
-    require_output(outputs.lse, lse_shape(op, g), "lse", where);
-    require_apart(outputs.lse, "lse", read, where);
-    require_apart(outputs.lse, outputs.out, "lse", "out", where);
-  }
+  const auto written = memory_of("", outputs);
+  const auto check = [&](std::size_t n, const Shape& shape) {
+    require_output(written[n].view, shape, written[n].name, where);
+    require_apart(written[n], read, where);
+    require_apart(written[n], std::span(written).first(n), where);
+  };
+  check(0, g.out_shape());
+  if (outputs.lse.given()) check(1, lse_shape(op, g));
   if (!outputs.steps.given()) return;
   require_steps(op, "steps", where);
-  require_output(outputs.steps, steps_shape(op, g), "steps", where);
-  require_apart(outputs.steps, "steps", read, where);
-  require_apart(outputs.steps, outputs.out, "steps", "out", where);
-  require_apart(outputs.steps, outputs.lse, "steps", "lse", where);
+  check(2, steps_shape(op, g));
+}
+
+// Throws unless each tensor that is given belongs to an input of the call, and has its shape.
+template <class Real>
+void check_tangents(std::span<const NamedMemory> tangents, const Inputs<Real>& in,
+                    const Mask<Real>& mask, const std::string& where) {
+  const auto read = memory_of(in, mask);
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    if (!tangents[i].given) continue;
+    require(read[i].given, where, ": ", tangents[i].name, " was given, the call has no ",
+            read[i].name.input, std::string_view(read[i].name.input) == "extra" ? " input" : "");
+    require_shape(tangents[i].view, read[i].view.shape, tangents[i].name, where);
+  }
 }
 
 template <class Real>
@@ -421,17 +397,17 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
                      const StoredView<const Real>& out, const OutputGradients<Real>& output,
                      const std::string& where) {
   const auto read = memory_of(in, mask);
-  const auto of_output = memory_of(out, output);
-  const auto written = memory_of(grads);
-  for (std::size_t i = 0; i < kOperands; ++i) {
+  const auto of_output = memory_of("grad_", output);
+  const auto written = memory_of("grad_", grads, grads.bias);
+  for (std::size_t i = 0; i < kTensors; ++i) {
     const NamedMemory& a = written[i];
     if (!a.given) continue;
     require(read[i].given, where, ": ", a.name, " was given, the call has no such input");
     require_output(a.view, read[i].view.shape, a.name, where);
-    require_apart(a.view, a.name, read, where);
-    require_apart(a.view, a.name, of_output, where);
-    for (std::size_t n = i + 1; n < kOperands; ++n)
-      require_apart(a.view, written[n].view, a.name, written[n].name, where);
+    require_apart(a, read, where);
+    require_apart(a, named_memory("out", out), where);
+    require_apart(a, of_output, where);
+    require_apart(a, std::span(written).subspan(i + 1), where);
   }
 }
 

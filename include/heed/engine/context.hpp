@@ -99,5 +99,41 @@ struct CallContext {
   }
 };
 
+// All but the plan, which the call's pass knows, follows from op and options.
+template <class Real>
+[[nodiscard]] CallContext<Real> make_context(const OpTiles<Real>& op, const Geometry& g,
+                                             const BoundMask<Real>& mask, const Operands<Real>& in,
+                                             const KeySide<Real>& keys, const Options& options,
+                                             const Plan& plan) {
+  return {op,
+          g,
+          mask,
+          in,
+          plan,
+          Real(scale_of(op, g, options)),
+          keys,
+          options.dropout,
+          options.precision.products()};
+}
+
+// Workers that build(scratch) makes run(batch, head, group) all groups of panels of all heads, after begin(workers).
+template <class Real, class Build, class Begin>
+void run_groups(const CallContext<Real>& c, const Options& options, Build&& build, Begin&& begin) {
+  const Geometry& g = c.geometry;
+  const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
+  const Index elements = scratch_elements<Real>(build);
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  begin(workers);
+  if (units == 0) return;
+  Dispenser dispenser(units);
+  run_workers(workers, [&](int) {
+    Scratch<Real> scratch(elements);
+    auto worker = build(scratch);
+    // Longest groups first: under a causal mask the last one.
+    for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
+      worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
+  });
+}
+
 }  // namespace HEED_ABI
 }  // namespace heed

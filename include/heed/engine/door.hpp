@@ -25,20 +25,11 @@ template <class Op>
 struct Door {
   using Real = typename Op::Scalar;
 
-  static void forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                      const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options);
-  static void backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const Saved<Real>& saved, const StoredView<const Real>& out,
-                       const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                       Op* grad_op, const Options& options);
+  static void forward(const Op& op, const ForwardArguments<Real>& given);
+  static void backward(const Op& op, const BackwardArguments<Real>& given, Op* grad_op);
   // For packed sequences, defined in packed_doors.hpp.
-  static void forward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
-                             const Outputs<Real>& outputs, Saved<Real>* saved,
-                             const Options& options);
-  static void backward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
-                              const Saved<Real>& saved, const StoredView<const Real>& out,
-                              const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                              Op* grad_op, const Options& options);
+  static void forward_packed(const Op& op, const ForwardArguments<Real>& given);
+  static void backward_packed(const Op& op, const BackwardArguments<Real>& given, Op* grad_op);
   // Calls run(op, gradient), which adds to the gradient of `grad_op`, if it is given; defined in shared_op.hpp.
   using Sharer = FunctionRef<const SharedOp<Real>&, OpGradient<Real>*>;
   static void share(const Op& op, Op* grad_op, const Sharer& run);
@@ -67,7 +58,7 @@ void forward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scala
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::forward(op, in, mask, out, saved, options);
+  detail::Door<Op>::forward(op, {{in, mask, options}, out, saved});
 }
 // The same for inputs that may be packed sequences (Packed in engine/call.hpp): each of them has the bits of a call of its own.
 // heed/packed.hpp and heed/kv_pool.hpp bring it.
@@ -76,7 +67,7 @@ void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::forward_packed(op, in, mask, out, saved, options);
+  detail::Door<Op>::forward_packed(op, {{in, mask, options}, out, saved});
 }
 // For calls that do not fit (engine/mistakes.hpp).
 template <class Op>
@@ -106,7 +97,7 @@ void backward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scal
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::backward(op, in, mask, saved, out, grad_out, grads, grad_op, options);
+  detail::Door<Op>::backward(op, {{in, mask, options}, saved, out, grad_out, grads}, grad_op);
 }
 template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
 void backward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
@@ -116,7 +107,8 @@ void backward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::backward_packed(op, in, mask, saved, out, grad_out, grads, grad_op, options);
+  detail::Door<Op>::backward_packed(op, {{in, mask, options}, saved, out, grad_out, grads},
+                                    grad_op);
 }
 template <class Op>
 void backward(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,

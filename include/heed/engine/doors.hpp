@@ -3,52 +3,37 @@
 
 // forward() and backward() of the engine: a call is checked and run.
 
-#include <heed/engine/calls.hpp>
-#include <heed/engine/checks.hpp>
-#include <heed/engine/driver.hpp>
+#include <heed/engine/backward_pass.hpp>
 #include <heed/engine/op_door.hpp>
-#include <heed/engine/share.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
 template <class Real>
-void Driver<Real>::forward(const OpTiles<Real>& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                           const Outputs<Real>& outputs, Saved<Real>* saved,
-                           const Options& options) {
-  const std::string where = door_name("heed::forward", options.name);
-  if (saved) saved->stamp = {};
-  require_options<Real>(options, where);
-  const Geometry g = geometry_of(op, in, where);
-  require_share(op, g, options, where);
-  check_outputs(op, outputs, g, in, mask, where);
-  if (saved) saved->sequences.clear();
-  const int threads = resolve_threads(options.threads);
-  ForwardCall<Real> call(op, g, in, mask, outputs, saved, options, where, threads);
+void Driver<Real>::forward(const OpTiles<Real>& op, const ForwardArguments<Real>& given) {
+  if (given.saved) given.saved->stamp = {};
+  const OpenCall<Real> open = open_call(kForwardDoor, op, given);
+  open.check(given.out);
+  if (given.saved) given.saved->sequences.clear();
+  const int threads = open.threads();
+  ForwardCall<Real> call(open, given.out, given.saved, threads);
   ForwardCall<Real>* const calls[] = {&call};
-  run_forward_calls<Real>(op, calls, Preparation(1, threads), options);
+  run_forward<Real>(calls, op, Preparation(1, threads), given.options);
 }
 
 template <class Real>
 void Driver<Real>::backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
-                            const Inputs<Real>& in, const Mask<Real>& mask,
-                            const Saved<Real>& saved, const StoredView<const Real>& out,
-                            const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                            OpGradient<Real>* grad_op, const Options& options) {
-  const std::string where = door_name("heed::backward", options.name);
-  require_options<Real>(options, where);
-  const Geometry g = geometry_of(op, in, where);
-  require_one_piece(in.key, "key", where);
-  require_one_piece(in.value, "value", where);
-  require_share(op, g, options, where);
-  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  check_backward(op, g, in, mask, out, output, grads, where);
-  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options), where);
-  const int threads = resolve_threads(options.threads);
-  BackwardCall<Real> call(op, vjps, g, in, bound, saved, out, output, grads, options, threads);
+                            const BackwardArguments<Real>& given, OpGradient<Real>* grad_op,
+                            HandedOn<Real>* on, bool last) {
+  const OpenCall<Real> open = open_call(kBackwardDoor, op, given);
+  const BoundMask<Real> bound = open.bound_mask(given.options.threads);
+  open.check(given);
+  open.check(given.saved);
+  BackwardCall<Real> call(open, vjps, bound, given, open.threads());
   BackwardCall<Real>* const calls[] = {&call};
-  run_backward_calls<Real>(calls, false, grad_op, Preparation(1, threads), options);
+  run_backward<Real>(calls, false, grad_op, given.options, on, last);
+  call.finish();
 }
 
 template <class Real>
@@ -62,5 +47,16 @@ bool Driver<Real>::features_fit(const KeyFeatures<Real>& kept, const OpTiles<Rea
 }
 
 }  // namespace detail
+
+// A share of the queries of a call of these sizes begins at a multiple of this number, and ends at one or behind the last
+// query: the panels of forward and the groups of panels of backward then are those of the whole call, and so are the bits of
+// all that belongs to a query. It depends on the sizes, and on key_tile, panel_vectors and precision of the options, not on
+// the mask.
+template <class Op>
+[[nodiscard]] Index share_step(const Op& op, const Geometry& g, const Options& options = {}) {
+  const detail::OpTilesOf<Op> of(op);
+  return detail::Driver<typename Op::Scalar>::share_step(of.tiles(), g, options);
+}
+
 }  // namespace HEED_ABI
 }  // namespace heed

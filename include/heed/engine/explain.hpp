@@ -143,10 +143,6 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
   }
 }
 
-}  // namespace detail
-
-namespace detail {
-
 template <class Real>
 Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
                                   const Geometry& g, const Mask<Real>& mask, Pass pass,
@@ -165,15 +161,8 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     return folded;
   }
   KeySide<Real> keys(op, g, {});
-  const CallContext<Real> c{op,
-                            g,
-                            bound,
-                            {},
-                            plan_call<Real>(op, g, bound, options, 0, back),
-                            Real(scale_of(op, g, options)),
-                            keys,
-                            options.dropout,
-                            options.precision.products()};
+  const CallContext<Real> c = make_context(op, g, bound, Operands<Real>{}, keys, options,
+                                           plan_call<Real>(op, g, bound, options, 0, back));
   Explanation e;
   e.instruction_set = instruction_set();
   e.lanes = c.plan.lanes;
@@ -184,7 +173,6 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
   e.threads_from = threads.source;
   const Saved<Real> saved;
   std::optional<BackwardShared<Real>> shared;
-  const bool one_group = c.groups_of(g.group()) == 1;
   Index worker = 0;
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
@@ -192,13 +180,13 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     worker = scratch_elements<Real>(
         [&](Scratch<Real>& s) { return BackwardWorker<Real>(c, *shared, s); });
   } else {
-    e.units = g.batch * g.kv_heads * c.groups_of(g.group());
+    const Index groups = c.groups_of(g.group());
+    const bool one_group = groups == 1, in_parts = one_group && op.normaliser.traits.mergeable;
+    e.units = g.batch * g.kv_heads * groups;
     worker = scratch_elements<Real>([&](Scratch<Real>& s) {
       return ForwardWorker<Real>(c, {}, nullptr, one_group ? &keys : nullptr, s);
     });
-  }
-  if (op.normaliser.traits.mergeable && !back && one_group && e.units > 0) {
-    const Index parts = parts_of_keys(e.units, g.len_kv);
+    const Index parts = in_parts && e.units > 0 ? parts_of_keys(e.units, g.len_kv) : 1;
     e.units *= parts;
     if (parts > 1)
       e.remarks.push_back("the keys are read in " + std::to_string(parts) +

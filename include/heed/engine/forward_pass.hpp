@@ -6,8 +6,10 @@
 // it has the bits of a call of its own, and all their groups are handed out together, those of the longest call first.
 
 #include <heed/engine/forward_walk.hpp>
+#include <heed/engine/open.hpp>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -17,7 +19,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
 namespace detail {
 
 template <class Real>
@@ -43,17 +44,6 @@ void prepare_saved(const OpTiles<Real>& op, const Geometry& g, Saved<Real>& save
   name_diagnostics(op, saved);
 }
 
-// Unit `unit` of a call: a group of panels of a key-value head. Longest groups first: under a causal mask the last one.
-struct GroupPlace {
-  Index batch, kv_head, group;
-};
-template <class Real>
-[[nodiscard]] GroupPlace group_at(const CallContext<Real>& c, Index unit) {
-  const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
-  const Index head = unit / groups;
-  return {head / heads, head % heads, groups - 1 - unit % groups};
-}
-
 // Work that must be done once, ahead of what several workers do.
 class Once {
  public:
@@ -70,68 +60,102 @@ class Once {
   bool done_ = false;
 };
 
-// A checked call, prepared. The folded heads of one query come here as a call of their own.
+// A call of forward: what it reads and writes beside the caller's memory, and the items of work that its workers take.
 template <class Real>
-class ForwardPass {
+class ForwardCall {
  public:
   using Worker = ForwardWorker<Real>;
 
-  ForwardPass(const OpTiles<Real>& op, const Geometry& g, const Operands<Real>& in,
-              const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
-              const Options& options, KeyFeatures<Real>* kept)
-      : keys_(op, g, in.key, kept, door_name("heed::forward", options.name), in.key_inputs),
-        c_{op,
-           g,
-           mask,
-           in,
-           plan_call<Real>(op, g, mask, options, std::gcd(in.key.page_rows(), in.value.page_rows()),
-                           false),
-           Real(scale_of(op, g, options)),
-           keys_,
-           options.dropout,
-           options.precision.products()},
-        out_(out),
+  // threads: that may prepare it. The call that was opened must outlive it.
+  ForwardCall(const OpenCall<Real>& call, const Outputs<Real>& outputs, Saved<Real>* saved,
+              int threads)
+      : call_(call),
         saved_(saved),
-        units_(g.held_queries() > 0 ? g.batch * g.kv_heads * c_.groups_of(g.group()) : 0) {
-    if (saved) prepare_saved(op, g, *saved);
-    // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-    const bool one_group = c_.groups_of(g.group()) == 1;
-    if (one_group && !keys_.keeps()) lazy_keys_ = &keys_;
-    if (op.normaliser.traits.mergeable && one_group && units_ > 0)
-      parts_ = parts_of_keys(units_, g.len_kv);
-    if (parts_ > 1) left_.resize(std::size_t(units_ * parts_ * Worker::part_elements(c_)));
-    if (units_ > 0)
-      elements_ = scratch_elements<Real>(
-          [&](Scratch<Real>& scratch) { return Worker(c_, out_, saved_, lazy_keys_, scratch); });
+        bound_(call.bound_mask(threads)),
+        copies_(threads),
+        in_{{.query = rows(call.in.query, TokensOf::queries),
+             .key = call.in.key,
+             .value = call.in.value,
+             .extra = rows(call.in.extra, TokensOf::queries)}} {
+    const OpTiles<Real>& op = call.op;
+    const Geometry& g = call.geometry;
+    const Inputs<Real>& in = call.in;
+    const bool own_rows = op.readout.traits.uses_own_rows;
+    // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
+    if (own_rows || g.share.keys_before > 0) {
+      in_.key = rows(in.key, TokensOf::keys);
+      in_.value = rows(in.value, TokensOf::keys);
+    }
+    if (op.columns.any()) {
+      in_.query_inputs = rows(in.query_inputs, TokensOf::queries);
+      in_.key_inputs = rows(in.key_inputs, TokensOf::keys);
+    }
+    inputs_ = take_inputs(op, g, threads, in_);
+    out_ = copies_.write_outputs(outputs, g.share.queries_before);
+    const bool folds = heads_fold(op, g, call.mask, bound_, call.options.dropout);
+    // Copied keys, shards and folded heads bypass the feature cache.
+    const bool others = own_rows || g.held_keys() != g.len_kv ||
+                        (folds && in.key_features && SideNeeds<Real>(op, g).per_query_head);
+    kept_ = others ? nullptr : in.key_features;
+    if (!folds) return;
+    folded_.emplace(call, bound_);
+    in_.query = fold_heads(in_.query, g);
+    in_.extra = fold_heads(in_.extra, g);
+    out_ = {fold_heads(out_.out, g), fold_heads(out_.lse, g), fold_heads(out_.steps, g)};
   }
-  ForwardPass(const ForwardPass&) = delete;  // c_ refers to keys_
+  ForwardCall(const ForwardCall&) = delete;  // its parts refer to each other
 
-  [[nodiscard]] double flops() const { return product_flops(c_.geometry); }
+  // An op whose rows depend on each other is first run as a rehearsal; afterwards it is settled with what all rows of the
+  // call have said.
+  void rehearse() { prepare(call_.op.readout.rehearsal(), &reports_); }
+  void settle() { prepare(call_.op.readout.settled(reports_), saved_); }
+  void ready() { prepare(call_.op, saved_); }
+  // All of the call, by the worker that asks for it.
+  void run_alone() {
+    if (call_.op.readout.needs_rehearsal()) {
+      rehearse();
+      run_items();
+      settle();
+    } else {
+      ready();
+    }
+    run_items();
+    finish();
+  }
+  void finish() {
+    copies_.round();
+    if (saved_) saved_->stamp = call_.stamp();
+  }
+
+  // The rest is of a call that is prepared.
+  [[nodiscard]] double flops() const { return product_flops(c_->geometry); }
   // Numbers of scratch that a worker takes.
   [[nodiscard]] Index elements() const { return elements_; }
   // Items of work: first all of work(), and when they are done, all of join().
-  [[nodiscard]] Index items() const { return units_ * parts_; }
-  [[nodiscard]] Index joins() const { return parts_ > 1 ? units_ : 0; }
-  [[nodiscard]] Index count(bool joining) const { return joining ? joins() : items(); }
+  [[nodiscard]] Index count(bool joining) const {
+    return !joining ? units_ * parts_ : parts_ > 1 ? units_ : 0;
+  }
 
   // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
   void build_keys(int threads) {
-    built_.run([&] {
-      if (units_ > 0 && !lazy_keys_) keys_.build(threads);
+    built_->run([&] {
+      if (units_ > 0 && !lazy_keys_) keys_->build(threads);
     });
   }
   [[gnu::noinline]] void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
     build_keys(1);
-    worker.emplace(c_, out_, saved_, lazy_keys_, scratch);
+    worker.emplace(*c_, out_, to_, lazy_keys_, scratch);
   }
   void work(Worker& worker, Index item) {
     if (parts_ > 1) {
       const Index unit = item / parts_, n = item % parts_;
       return worker.mix_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
     }
-    const auto [b, kv_head, group] = group_at(c_, item);
+    // Longest groups first: under a causal mask the last one.
+    const Index groups = c_->groups_of(c_->geometry.group()), head = item / groups;
+    const Index group = groups - 1 - item % groups;
     if (!holds(group)) return;
-    worker.mix(b, kv_head, group);
+    worker.mix(head / kv_heads(), head % kv_heads(), group);
     worker.write_out();
   }
   void join(Worker& worker, Index unit) {
@@ -139,94 +163,159 @@ class ForwardPass {
     worker.write_out();
   }
 
-  // All items, by the worker that asks for it.
-  void run_alone() {
+ private:
+  // The call when its heads are taken for queries of one head.
+  struct Folded {
+    Geometry geometry;
+    Mask<Real> mask;
+    Options options;
+    BoundMask<Real> bound;
+    Folded(const OpenCall<Real>& call, const BoundMask<Real>& own)
+        : geometry(fold_heads(call.geometry)),
+          mask(fold_heads(call.mask, own, call.geometry)),
+          options(fold_heads(call.options)),
+          bound(mask, geometry, call.where.c_str()) {}
+  };
+  [[nodiscard]] TensorView<const Real> rows(const StoredView<const Real>& held, TokensOf tokens) {
+    return rows_of_call(copies_.read(held), call_.geometry.share, tokens);
+  }
+  void prepare(std::unique_ptr<ReadoutTiles<Real>> readout, Saved<Real>* to) {
+    const OpTiles<Real>& op = call_.op;
+    own_readout_ = std::move(readout);
+    settled_.emplace(OpTiles<Real>{op.score, op.normaliser, *own_readout_, op.columns, op.type});
+    prepare(*settled_, to);
+  }
+  void prepare(const OpTiles<Real>& op, Saved<Real>* to) {
+    const Geometry& g = folded_ ? folded_->geometry : call_.geometry;
+    const Options& options = folded_ ? folded_->options : call_.options;
+    const BoundMask<Real>& mask = folded_ ? folded_->bound : bound_;
+    to_ = to;
+    keys_.emplace(op, g, in_.key, kept_, door_name("heed::forward", options.name), in_.key_inputs);
+    c_.emplace(
+        make_context(op, g, mask, in_, *keys_, options,
+                     plan_call<Real>(op, g, mask, options,
+                                     std::gcd(in_.key.page_rows(), in_.value.page_rows()), false)));
+    const Index groups = c_->groups_of(g.group());
+    units_ = g.held_queries() > 0 ? g.batch * g.kv_heads * groups : 0;
+    built_.emplace();
+    if (to) prepare_saved(op, g, *to);
+    // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
+    lazy_keys_ = groups == 1 && !keys_->keeps() ? &*keys_ : nullptr;
+    parts_ = op.normaliser.traits.mergeable && groups == 1 && units_ > 0
+                 ? parts_of_keys(units_, g.len_kv)
+                 : 1;
+    if (parts_ > 1)
+      left_.assign(std::size_t(units_ * parts_ * Worker::part_elements(*c_)), Real(0));
+    if (units_ > 0)
+      elements_ = scratch_elements<Real>(
+          [&](Scratch<Real>& scratch) { return Worker(*c_, out_, to_, lazy_keys_, scratch); });
+  }
+  void run_items() {
     if (units_ == 0) return;
     Scratch<Real> scratch(elements_);
     std::optional<Worker> worker;
     engage(worker, scratch);
-    for (Index item = 0; item < items(); ++item) work(*worker, item);
-    for (Index unit = 0; unit < joins(); ++unit) join(*worker, unit);
+    for (Index item = 0; item < count(false); ++item) work(*worker, item);
+    for (Index unit = 0; unit < count(true); ++unit) join(*worker, unit);
+  }
+  // Is a panel of the group at hand?
+  [[nodiscard]] bool holds(Index group) const {
+    const Index first = group * c_->plan.group;
+    bool any = false;
+    for (Index i = 0; i < c_->plan.group && !any; ++i)
+      any = c_->holds((first + i) % c_->plan.panels);
+    return any;
+  }
+  [[nodiscard]] Index kv_heads() const { return c_->geometry.kv_heads; }
+  [[nodiscard]] Real* left(Index unit, Index part) {
+    return left_.data() + (unit * parts_ + part) * Worker::part_elements(*c_);
+  }
+
+  const OpenCall<Real>& call_;
+  Saved<Real>* saved_;
+  BoundMask<Real> bound_;
+  WidenedTensors<Real> copies_;
+  Operands<Real> in_;
+  std::unique_ptr<SummedInputs<Real>> inputs_;
+  OutputSet<TensorView<Real>> out_;
+  KeyFeatures<Real>* kept_ = nullptr;
+  std::optional<Folded> folded_;
+  // What is prepared, once more where an op is settled.
+  std::unique_ptr<ReadoutTiles<Real>> own_readout_;  // of settled_
+  std::optional<OpTiles<Real>> settled_;
+  Saved<Real> reports_;  // of the rehearsal
+  Saved<Real>* to_ = nullptr;
+  std::optional<KeySide<Real>> keys_;
+  std::optional<CallContext<Real>> c_;
+  KeySide<Real>* lazy_keys_ = nullptr;
+  Index units_ = 0, parts_ = 1, elements_ = 0;
+  std::vector<Real> left_;  // what the parts of each unit leave for join()
+  std::optional<Once> built_;
+};
+
+// Calls are prepared side by side where they are many; few leave the threads to what each of them prepares.
+class Preparation {
+ public:
+  Preparation(Index calls, int threads)
+      : workers_(int(std::min<Index>(threads, 1 + calls / 8))),
+        threads_(workers_ > 1 ? 1 : threads) {}
+
+  // body(n, threads) for each call.
+  template <class Body>
+  void run(Index calls, Body&& body) const {
+    parallel_for(calls, workers_, [&](Index n) { body(n, threads_); });
   }
 
  private:
-  // Is a panel of the group at hand?
-  [[nodiscard]] bool holds(Index group) const {
-    const Index first = group * c_.plan.group;
-    bool any = false;
-    for (Index i = 0; i < c_.plan.group && !any; ++i) any = c_.holds((first + i) % c_.plan.panels);
-    return any;
-  }
-  [[nodiscard]] Index kv_heads() const { return c_.geometry.kv_heads; }
-  [[nodiscard]] Real* left(Index unit, Index part) {
-    return left_.data() + (unit * parts_ + part) * Worker::part_elements(c_);
-  }
-
-  KeySide<Real> keys_;
-  CallContext<Real> c_;
-  OutputOperands<Real> out_;
-  Saved<Real>* saved_;
-  KeySide<Real>* lazy_keys_ = nullptr;
-  Index units_, parts_ = 1, elements_ = 0;
-  std::vector<Real> left_;  // what the parts of each unit leave for join()
-  Once built_;
+  int workers_, threads_;
 };
 
-// The order of numbers from the largest to the least, equal ones as they stand. (std::stable_sort would go on without memory
-// that it asks for.)
-[[nodiscard]] inline std::vector<Index> largest_first(const std::vector<double>& numbers) {
-  std::vector<Index> order(numbers.size());
-  std::iota(order.begin(), order.end(), Index(0));
-  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
-    const double of_a = numbers[std::size_t(a)], of_b = numbers[std::size_t(b)];
-    return of_a > of_b || (of_a == of_b && a < b);
-  });
-  return order;
+// Calls from the longest to the shortest, of one length as they stand.
+template <class Call>
+[[nodiscard]] std::vector<Call*> longest_first(std::span<Call* const> calls) {
+  std::vector<std::pair<double, std::size_t>> order;
+  for (std::size_t n = 0; n < calls.size(); ++n) order.emplace_back(-calls[n]->flops(), n);
+  std::sort(order.begin(), order.end());
+  std::vector<Call*> sorted;
+  for (const auto& [flops, n] : order) sorted.push_back(calls[n]);
+  return sorted;
 }
 
-// The passes of calls, those of the longest first, of one length as they stand.
-template <class Pass, class Call>
-void take_longest_first(std::span<Call* const> calls, FixedList<Pass*>& passes) {
-  std::vector<double> flops;
-  for (Call* call : calls) flops.push_back(call->pass()->flops());
-  for (const Index n : largest_first(flops)) passes.emplace(calls[std::size_t(n)]->pass());
-}
-
-// Runs calls of one op together, the longest first. Several of them must not read one KeyFeatures.
+// Runs calls of one op that are prepared, together, the longest first. Several of them must not read one KeyFeatures.
 template <class Real>
-void run_forward(const FixedList<ForwardPass<Real>*>& passes, const Options& options) {
-  using Pass = ForwardPass<Real>;
-  using Worker = typename Pass::Worker;
+void run_prepared(std::span<ForwardCall<Real>* const> prepared, const Options& options) {
+  const std::vector<ForwardCall<Real>*> calls = longest_first(prepared);
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;
-  for (const Pass* pass : passes) {
-    items += pass->items();
-    joins += pass->joins();
-    elements = std::max(elements, pass->elements());
-    flops += pass->flops();
+  for (const ForwardCall<Real>* call : calls) {
+    items += call->count(false);
+    joins += call->count(true);
+    elements = std::max(elements, call->elements());
+    flops += call->flops();
   }
   if (items == 0) return;
   const int workers = worker_count(options, flops, items, elements * Index(sizeof(Real)));
-  if (passes.size() == 1) passes[0]->build_keys(workers);
+  if (calls.size() == 1) calls[0]->build_keys(workers);
   // All items of work, or all joins.
   const auto run = [&](Index count, bool joining) {
     Dispenser dispenser(count);
     run_workers(int(std::min<Index>(workers, count)), [&](int) {
       Scratch<Real> scratch(elements);
-      std::optional<Worker> worker;  // at work on passes[at], whose items begin at `first`
+      std::optional<ForwardWorker<Real>>
+          worker;  // at work on calls[at], whose items begin at `first`
       std::size_t at = 0;
       Index first = 0;
       for (Index item = dispenser.next(); item >= 0; item = dispenser.next()) {
-        for (Index own; item - first >= (own = passes[at]->count(joining)); ++at, first += own)
+        for (Index own; item - first >= (own = calls[at]->count(joining)); ++at, first += own)
           worker.reset();
         if (!worker) {
           scratch.clear();
-          passes[at]->engage(worker, scratch);
+          calls[at]->engage(worker, scratch);
         }
         if (joining)
-          passes[at]->join(*worker, item - first);
+          calls[at]->join(*worker, item - first);
         else
-          passes[at]->work(*worker, item - first);
+          calls[at]->work(*worker, item - first);
       }
     });
   };
@@ -234,7 +323,24 @@ void run_forward(const FixedList<ForwardPass<Real>*>& passes, const Options& opt
   if (joins > 0) run(joins, true);
 }
 
-}  // namespace detail
+// Prepares and runs calls of one op together.
+template <class Real>
+void run_forward(std::span<ForwardCall<Real>* const> calls, const OpTiles<Real>& op,
+                 const Preparation& preparation, const Options& options) {
+  const auto run = [&](void (ForwardCall<Real>::*prepare)()) {
+    preparation.run(Index(calls.size()),
+                    [&](Index n, int) { (calls[std::size_t(n)]->*prepare)(); });
+    run_prepared<Real>(calls, options);
+  };
+  if (op.readout.needs_rehearsal()) {
+    run(&ForwardCall<Real>::rehearse);
+    run(&ForwardCall<Real>::settle);
+  } else {
+    run(&ForwardCall<Real>::ready);
+  }
+  for (ForwardCall<Real>* call : calls) call->finish();
+}
 
+}  // namespace detail
 }  // namespace HEED_ABI
 }  // namespace heed

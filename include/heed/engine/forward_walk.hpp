@@ -47,7 +47,7 @@ class ForwardWorker {
   using Context = CallContext<Real>;
 
   // lazy_keys: the keys' side values if this worker computes them while their tile is in cache, or null.
-  ForwardWorker(const Context& c, const OutputOperands<Real>& out, Saved<Real>* saved,
+  ForwardWorker(const Context& c, const OutputSet<TensorView<Real>>& out, Saved<Real>* saved,
                 KeySide<Real>* lazy_keys, Scratch<Real>& scratch)
       : traits_(c.op.normaliser.traits),
         readout_(c.op.readout.traits),
@@ -393,7 +393,7 @@ class ForwardWorker {
   TileOfRows<Real> keys_, values_;
   MixedTile mixed_;
   Context c_;  // the call's, but for what keys_, values_ and mixed_ hold
-  OutputOperands<Real> to_;
+  OutputSet<TensorView<Real>> to_;
   Saved<Real>* saved_;
   KeySide<Real>* lazy_keys_;
   typename KeySide<Real>::Tiles side_tiles_;

@@ -71,58 +71,61 @@ consteval bool check_twice_moving_op() {
 }
 
 template <class Real>
-void Driver<Real>::hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
-                       const ScoreHvps<Real>& hvps, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const Saved<Real>& saved, const StoredView<const Real>& out,
-                       const StoredView<const Real>& grad_out, const Tangents<Real>& tangents,
-                       const StoredView<const Real>& grad_out_tangent, const Gradients<Real>& to,
-                       OpGradient<Real>* grad_op, const Options& options) {
-  const std::string where = door_name("heed::hvp", options.name);
-  require_options<Real>(options, where);
-  require(!options.precision.mixes(), where,
-          ": precision is mixed, it must be storage; second derivatives are computed as they are "
-          "stored");
-  require(op.score.projection == nullptr, where,
-          ": the score has a projection, second derivatives are for scores at full width");
-  refuse_share(in, where);
-  const Geometry g = geometry_of(op, in, where);
-  require_one_piece(in.key, "key", where);
-  require_one_piece(in.value, "value", where);
-  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
-  require_shape(out, out_shape, "out", where);
-  require_shape(grad_out, out_shape, "grad_out", where);
-  if (grad_out_tangent.given())
-    require_shape(grad_out_tangent, out_shape, "the tangent of grad_out", where);
-  check_tangents(tangents, in, mask, where);
-  check_gradients(to, in, mask, out, OutputGradients<Real>(grad_out), where);
-  for_each_operand(to, to.bias, [&](const char* input, const auto& view) {
-    const NameOfInput name{"grad_", input};
-    require_apart_from_tangents(view, name, tangents, where);
-    require_apart(view, grad_out_tangent, name, "the tangent of grad_out", where);
-  });
-  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options), where);
+struct HvpArguments : CallArguments<Real> {
+  const Saved<Real>& saved;
+  const StoredView<const Real>&out, &grad_out;
+  const Tangents<Real>& d;
+  const StoredView<const Real>& grad_out_tangent;
+  const Gradients<Real>& to;
+};
 
-  WidenedTensors<Real> copies(options.threads);
-  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
-  const auto inputs = take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
-  TangentOperands<Real> moving{copies.read(tangents.query),     copies.read(tangents.key),
-                               copies.read(tangents.value),     {},
-                               copies.read(tangents.bias),      copies.read(tangents.query_inputs),
-                               copies.read(tangents.key_inputs)};
-  const HvpOperands<Real> wide{copies.read(out), copies.read(grad_out),
-                               copies.read(grad_out_tangent)};
-  GradientOperands<Real> wide_to{
-      copies.write(to.query), copies.write(to.key),          copies.write(to.value),     {},
-      copies.write(to.bias),  copies.write(to.query_inputs), copies.write(to.key_inputs)};
+// Throws where outputs, tangents and gradients do not fit the call, or each other.
+template <class Real>
+void check_hvp(const OpenCall<Real>& call, const HvpArguments<Real>& given) {
+  const Geometry& g = call.geometry;
+  const std::string& where = call.where;
+  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  require_shape(given.out, out_shape, "out", where);
+  require_shape(given.grad_out, out_shape, "grad_out", where);
+  if (given.grad_out_tangent.given())
+    require_shape(given.grad_out_tangent, out_shape, "the tangent of grad_out", where);
+  const auto tangents = memory_of("the tangent of ", given.d, given.d.bias);
+  check_tangents(tangents, call.in, call.mask, where);
+  check_gradients(given.to, call.in, call.mask, given.out, OutputGradients<Real>(given.grad_out),
+                  where);
+  for (const NamedMemory& grad : memory_of("grad_", given.to, given.to.bias)) {
+    require_apart(grad, tangents, where);
+    require_apart(grad, named_memory("the tangent of grad_out", given.grad_out_tangent), where);
+  }
+  call.check(given.saved);
+}
+
+template <class Real>
+void Driver<Real>::hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
+                       const ScoreHvps<Real>& hvps, const HvpArguments<Real>& given,
+                       OpGradient<Real>* grad_op) {
+  const OpenCall<Real> open =
+      open_call({.name = "heed::hvp", .as_stored = "second derivatives"}, op, given);
+  require(op.score.projection == nullptr, open.where,
+          ": the score has a projection, second derivatives are for scores at full width");
+  const BoundMask<Real> bound = open.bound_mask(given.options.threads);
+  check_hvp(open, given);
+
+  WidenedTensors<Real> copies(given.options.threads);
+  auto operands = copies.template read_all<Operands<Real>>(given.in);
+  const auto inputs = take_inputs(op, open.geometry, open.threads(), operands);
+  auto moving = copies.template read_all<TangentOperands<Real>>(given.d);
+  auto to = copies.template write_all<GradientOperands<Real>>(given.to);
+  const HvpOperands<Real> outputs{copies.read(given.out), copies.read(given.grad_out),
+                                  copies.read(given.grad_out_tangent)};
   const auto run = [&](const InputGradients<Real>& input_gradients) {
-    run_hvp(op, vjps, jvps, hvps, g, operands, bound, saved, wide, moving, wide_to, input_gradients,
-            grad_op, options);
+    run_hvp(op, vjps, jvps, hvps, open.geometry, operands, bound, given.saved, outputs, moving, to,
+            input_gradients, grad_op, given.options);
   };
   if (inputs) {
     SummedInputProducts<Real> products(hvps, *inputs, moving.key_inputs);
     inputs->take_tangents(moving.query_inputs, moving.key_inputs);
-    run(products.take(wide_to.query_inputs, wide_to.key_inputs));
+    run(products.take(to.query_inputs, to.key_inputs));
     products.chain();
   } else {
     run({});
@@ -163,8 +166,10 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
         const ScoreHvpsOf<typename Op::ScoreType, Real> hvps(op.score, jvps.direction().score,
                                                              jvps.score());
         with_gradient(op, to_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-          Driver<Real>::hvp(of.tiles(), vjps, jvps.jvps(), hvps, in, mask, saved, out, grad_out,
-                            tangents, grad_out_tangent, to, gradient, options);
+          Driver<Real>::hvp(
+              of.tiles(), vjps, jvps.jvps(), hvps,
+              {{in, mask, options}, saved, out, grad_out, tangents, grad_out_tangent, to},
+              gradient);
         });
       });
 }

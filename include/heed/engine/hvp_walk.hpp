@@ -350,21 +350,15 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
   JvpOutputs<Real> moved;
   moved.saved = &saved;
   moved.known_out = operands.out;
-  moved.out_tangent = {out_tangent.data(), {g.batch, g.heads, g.len_q, g.dim_v}};
-  moved.lse_tangent = {lse_tangent.data(), {g.batch, g.heads, g.len_q, 1}};
-  operands.out_tangent = moved.out_tangent;
-  operands.lse_tangent = moved.lse_tangent;
+  moved.tangent.out = {out_tangent.data(), {g.batch, g.heads, g.len_q, g.dim_v}};
+  moved.tangent.lse = {lse_tangent.data(), {g.batch, g.heads, g.len_q, 1}};
+  operands.out_tangent = moved.tangent.out;
+  operands.lse_tangent = moved.tangent.lse;
 
   // Both passes read the same side values of keys.
   KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs, {&jvps.score, d.key, d.key_inputs});
-  CallContext<Real> c{op,
-                      g,
-                      bound,
-                      in,
-                      plan_call<Real>(op, g, bound, options, 0, true),
-                      Real(scale_of(op, g, options)),
-                      keys,
-                      options.dropout};
+  CallContext<Real> c = make_context(op, g, bound, in, keys, options,
+                                     plan_call<Real>(op, g, bound, options, 0, true));
   walk_jvp(c, jvps, keys, d, moved, options);
 
   c.plan.group = 1;
@@ -378,15 +372,11 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
   OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
   set_zero<Real>({to.key, to.value, to.bias, shared.sums_queries ? to.query : TensorView<Real>()},
                  workers);
-  if (units > 0)
-    run_visits<Real>(
-        shared.order, workers, elements,
-        [&](Index, Scratch<Real>& scratch) { return build(scratch); },
-        [&](Worker& worker, const VisitingOrder::Visit& visit) { worker.run(visit, sums); },
-        [&] {
-          shared.tiles.abandon();
-          sums.abandon();
-        });
+  run_visits<Real>(
+      shared.order, workers, elements, sums,
+      [&](Index, Scratch<Real>& scratch) { return build(scratch); },
+      [&](Worker& worker, const VisitingOrder::Visit& visit) { worker.run(visit, sums); },
+      [&] { shared.tiles.abandon(); });
   if (grad_op) shared.add_parameter_gradients(c, sums.total(), *grad_op);
   if (units > 0)
     keys.template chain<MovingLanes<Real>>({hvps,

@@ -79,147 +79,95 @@ consteval bool check_moving_op() {
   return true;
 }
 
-// Throws unless each tangent that is given has the shape of its input.
+// The arguments of both doors. known_out: out of the forward that filled `saved`; written: where out goes without it.
 template <class Real>
-void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<Real>& mask,
-                    const std::string& where) {
-  const auto check = [&](const StoredView<const Real>& tangent, const auto& like, const char* name,
-                         const char* input) {
-    if (!tangent.given()) return;
-    require(like.given(), where, ": ", name, " was given, the call has no ", input);
-    require_shape(tangent, like.shape(), name, where);
-  };
-  check(d.query, in.query, "the tangent of query", "query");
-  check(d.key, in.key, "the tangent of key", "key");
-  check(d.value, in.value, "the tangent of value", "value");
-  check(d.extra, in.extra, "the tangent of extra", "extra input");
-  check(d.bias, mask.bias, "the tangent of bias", "bias");
-  check(d.query_inputs, in.query_inputs, "the tangent of query_inputs", "query_inputs");
-  check(d.key_inputs, in.key_inputs, "the tangent of key_inputs", "key_inputs");
-}
-// Throws where what is written overlaps a tangent.
-template <class Real, class Name>
-void require_apart_from_tangents(const StoredView<Real>& out, Name name, const Tangents<Real>& d,
-                                 const std::string& where) {
-  for_each_operand(d, d.bias, [&](const char* input, const auto& tangent) {
-    require_apart(out, tangent, name, NameOfInput{"the tangent of ", input}, where);
-  });
-}
+struct JvpArguments : CallArguments<Real> {
+  const Saved<Real>* saved;
+  const StoredView<const Real>& known_out;
+  const Outputs<Real>* written;
+  const Tangents<Real>& d;
+  const Outputs<Real>& tangent;
+};
 
-// Throws where outputs and tangents do not fit the call, or each other; the arguments are those of open_jvp().
+// Throws where outputs and tangents do not fit the call, or each other.
 template <class Real>
-void check_jvp_call(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in,
-                    const Mask<Real>& mask, const StoredView<const Real>& known_out,
-                    const Outputs<Real>* written, const Tangents<Real>& d,
-                    const Outputs<Real>& tangent, const std::string& where) {
-  check_tangents(d, in, mask, where);
-  check_outputs(op, tangent, g, in, mask, where);
-  require_apart_from_tangents(tangent.out, "the tangent of out", d, where);
-  require_apart_from_tangents(tangent.lse, "the tangent of lse", d, where);
-  require_apart_from_tangents(tangent.steps, "the tangent of steps", d, where);
-  if (tangent.lse.given())
-    require(op.normaliser.traits.differentiates_lse, where,
-            ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
-            "(plug/normaliser.hpp)");
-  if (written) {
-    check_outputs(op, *written, g, in, mask, where);
-    for (const auto& [view, name] :
-         {std::pair{&written->out, "out"}, {&written->lse, "lse"}, {&written->steps, "steps"}}) {
-      require_apart_from_tangents(*view, name, d, where);
-      require_apart(*view, tangent.out, name, "the tangent of out", where);
-      require_apart(*view, tangent.lse, name, "the tangent of lse", where);
-      require_apart(*view, tangent.steps, name, "the tangent of steps", where);
+void check_jvp(const OpenCall<Real>& call, const JvpArguments<Real>& given) {
+  const std::string& where = call.where;
+  const auto tangents = memory_of("the tangent of ", given.d, given.d.bias);
+  const auto moved = memory_of("the tangent of ", given.tangent);
+  check_tangents(tangents, call.in, call.mask, where);
+  call.check(given.tangent);
+  for (const NamedMemory& out : moved) require_apart(out, tangents, where);
+  require(!given.tangent.lse.given() || call.op.normaliser.traits.differentiates_lse, where,
+          ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
+          "(plug/normaliser.hpp)");
+  if (given.written) {
+    call.check(*given.written);
+    for (const NamedMemory& out : memory_of("", *given.written)) {
+      require_apart(out, tangents, where);
+      require_apart(out, moved, where);
     }
   } else {
-    require_shape(known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
-    require_apart(tangent.out, known_out, "the tangent of out", "out", where);
+    const Geometry& g = call.geometry;
+    require_shape(given.known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+    require_apart(moved[0], named_memory("out", given.known_out), where);
   }
-}
-
-template <class Real>
-void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Inputs<Real>& in,
-                       const Mask<Real>& mask, const Saved<Real>* saved,
-                       const StoredView<const Real>& known_out, const Outputs<Real>* written,
-                       const Tangents<Real>& d, const Outputs<Real>& tangent,
-                       const Options& options) {
-  const std::string where = door_name("heed::jvp", options.name);
-  require_options<Real>(options, where);
-  require(!options.precision.mixes(), where,
-          ": precision is mixed, it must be storage; tangents are computed as they are stored");
-  refuse_share(in, where);
-  if (in.packed)
-    return jvp_packed(op, jvps, in, mask, saved, known_out, written, d, tangent, options, where);
-  const Geometry g = geometry_of(op, in, where);
-  require_one_piece(in.key, "key", where);
-  require_one_piece(in.value, "value", where);
-  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  check_jvp_call(op, g, in, mask, known_out, written, d, tangent, where);
-  if (!written)
-    check_saved(op, *saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
-                where);
-
-  WidenedTensors<Real> copies(options.threads);
-  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
-                          copies.read(in.extra)};
-  const auto inputs = take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
-  TangentOperands<Real> moving{copies.read(d.query),     copies.read(d.key),
-                               copies.read(d.value),     copies.read(d.extra),
-                               copies.read(d.bias),      copies.read(d.query_inputs),
-                               copies.read(d.key_inputs)};
-  if (inputs) {
-    const TokenColumns& columns = op.columns;
-    moving.part_inputs = part_inputs_of(columns, moving.query_inputs, moving.key_inputs);
-    moving.query_inputs = columns_of(moving.query_inputs, columns.score_query);
-    moving.key_inputs = columns_of(moving.key_inputs, columns.score_key);
-    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
-  }
-  JvpOutputs<Real> to;
-  to.saved = saved;
-  to.out_tangent = copies.write(tangent.out);
-  to.lse_tangent = copies.write(tangent.lse);
-  to.steps_tangent = copies.write(tangent.steps);
-  if (written) {
-    to.out = copies.write(written->out);
-    to.lse = copies.write(written->lse);
-    to.steps = copies.write(written->steps);
-  } else {
-    to.known_out = copies.read(known_out);
-  }
-  run_jvp(op, jvps, g, operands, bound, moving, to, options);
-  copies.round();
 }
 
 // Sequence after sequence, each on all threads.
 template <class Real>
-void Driver<Real>::jvp_packed(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
-                              const Inputs<Real>& in, const Mask<Real>& mask,
-                              const Saved<Real>* saved, const StoredView<const Real>& known_out,
-                              const Outputs<Real>* written, const Tangents<Real>& d,
-                              const Outputs<Real>& tangent, const Options& options,
-                              const std::string& where) {
-  const PackedCalls<Real> packed(in, mask, joins_sequences(op), where);
-  require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
-          " sequences, forward() alone reads keys and values of caches; give them as tensors");
-  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(op));
-  const Geometry whole = packed.whole(calls[0].geometry);
-  check_jvp_call(op, whole, in, mask, known_out, written, d, tangent, where);
-  if (saved) require_packed_saved(op, *saved, whole, mask, options, packed, where);
-  for (Index n = 0; n < packed.size(); ++n) {
-    const PackedCall<Real>& call = calls[std::size_t(n)];
-    Tangents<Real> own;
-    own.query = packed.of_queries(d.query, n);
-    own.key = packed.of_keys(d.key, n);
-    own.value = packed.of_keys(d.value, n);
-    own.extra = packed.of_queries(d.extra, n);
-    own.bias = corner_of(d.bias, packed.run(n));
-    own.query_inputs = packed.of_queries(d.query_inputs, n);
-    own.key_inputs = packed.of_keys(d.key_inputs, n);
-    std::optional<Outputs<Real>> to;
-    if (written) to = packed.outputs(*written, n);
-    jvp(op, jvps, call.in, call.mask, saved ? &saved->sequences[std::size_t(n)] : nullptr,
-        packed.of_queries(known_out, n), to ? &*to : nullptr, own, packed.outputs(tangent, n),
-        call.options);
+void jvp_packed(OpenCall<Real>& all, const OpJvps<Real>& jvps, const JvpArguments<Real>& given) {
+  const PackedCalls<Real> packed(all);
+  const std::deque<PackedCall<Real>> calls = packed.calls();
+  all.geometry = packed.whole(calls[0].open.geometry);
+  check_jvp(all, given);
+  if (given.saved) require_packed_saved(all, *given.saved, packed.size());
+  for (const PackedCall<Real>& call : calls) {
+    const Index n = call.number;
+    std::optional<Outputs<Real>> written;
+    if (given.written) written = packed.outputs(*given.written, n);
+    Driver<Real>::jvp(all.op, jvps,
+                      {{call.in, call.mask, call.options},
+                       given.saved ? &given.saved->sequences[std::size_t(n)] : nullptr,
+                       packed.part(given.known_out, TokensOf::queries, n),
+                       written ? &*written : nullptr,
+                       packed.tensors(given.d, n),
+                       packed.outputs(given.tangent, n)});
   }
+}
+
+template <class Real>
+void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
+                       const JvpArguments<Real>& given) {
+  constexpr DoorRules door{.name = "heed::jvp", .as_stored = "tangents"};
+  OpenCall<Real> open(op, given, door);
+  if (given.in.packed) return jvp_packed(open, jvps, given);
+  open.measure(door);
+  const BoundMask<Real> bound = open.bound_mask(given.options.threads);
+  check_jvp(open, given);
+  if (!given.written) open.check(*given.saved);
+
+  WidenedTensors<Real> copies(given.options.threads);
+  auto operands = copies.template read_all<Operands<Real>>(given.in);
+  const auto inputs = take_inputs(op, open.geometry, open.threads(), operands);
+  auto moving = copies.template read_all<TangentOperands<Real>>(given.d);
+  if (inputs) {
+    split_inputs(op.columns, moving);
+    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
+  }
+  JvpOutputs<Real> to{.saved = given.saved, .tangent = copies.write_outputs(given.tangent)};
+  if (given.written)
+    to.written = copies.write_outputs(*given.written);
+  else
+    to.known_out = copies.read(given.known_out);
+  KeySide<Real> keys(op, open.geometry, operands.key, nullptr, {}, operands.key_inputs,
+                     {&jvps.score, moving.key, moving.key_inputs});
+  const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
+  const CallContext<Real> c =
+      make_context(op, open.geometry, bound, operands, keys, given.options,
+                   make_plan<Real>(open.geometry, bound, given.options, row_tiles, 0, true));
+  walk_jvp(c, jvps, keys, moving, to, given.options);
+  copies.round();
 }
 
 // run(OpJvpsOf) for an op and a direction of its parameters; none is a direction of zeros.
@@ -231,19 +179,13 @@ void with_direction(const Op& op, const Op* op_tangent, const std::string& where
   run(of);
 }
 
-// Both doors. `known_out`: out of the forward that filled `saved`; `written`: where out goes without it.
 template <class Op, class Real>
-void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-              const Saved<Real>* saved, const StoredView<const Real>& known_out,
-              const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
-              const Op* op_tangent, const Options& options) {
+void open_jvp(const Op& op, const Op* op_tangent, const JvpArguments<Real>& given) {
   static_assert(check_moving_op<Op>());
   const OpTilesOf<Op> of(op);
-  with_direction(op, op_tangent, door_name("heed::jvp", options.name),
-                 [&](const OpJvpsOf<Op>& jvps) {
-                   Driver<Real>::jvp(of.tiles(), jvps.jvps(), in, mask, saved, known_out, written,
-                                     d, tangent, options);
-                 });
+  with_direction(
+      op, op_tangent, door_name("heed::jvp", given.options.name),
+      [&](const OpJvpsOf<Op>& jvps) { Driver<Real>::jvp(of.tiles(), jvps.jvps(), given); });
 }
 
 template <class Real, bool fits>
@@ -278,8 +220,8 @@ void jvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
          const Outputs<typename Op::Scalar>& out_tangent,
          const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::open_jvp<Op, Real>(op, in, mask, &saved, out, nullptr, tangents, out_tangent, op_tangent,
-                             options);
+  detail::open_jvp<Op, Real>(op, op_tangent,
+                             {{in, mask, options}, &saved, out, nullptr, tangents, out_tangent});
 }
 
 // The same without an earlier forward(): `out`, or {out, lse, steps}, is written as forward() does, up to rounding.
@@ -297,8 +239,8 @@ void jvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
     jvp(op, in, mask, saved, StoredView<const Real>(out.out), tangents, out_tangent, op_tangent,
         options);
   } else {
-    detail::open_jvp<Op, Real>(op, in, mask, nullptr, {}, &out, tangents, out_tangent, op_tangent,
-                               options);
+    detail::open_jvp<Op, Real>(op, op_tangent,
+                               {{in, mask, options}, nullptr, {}, &out, tangents, out_tangent});
   }
 }
 

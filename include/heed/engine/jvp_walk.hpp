@@ -34,8 +34,8 @@ struct JvpOutputs {
   const Saved<Real>* saved = nullptr;     // of forward(), or null
   TensorView<const Real> known_out = {};  // that of the same forward()
   // Written where `saved` is not given; lse and steps as asked for.
-  TensorView<Real> out = {}, lse = {}, steps = {};
-  TensorView<Real> out_tangent = {}, lse_tangent = {}, steps_tangent = {};
+  OutputSet<TensorView<Real>> written = {};
+  OutputSet<TensorView<Real>> tangent = {};
 };
 
 // Rows before a readout that is not the identity, and what moves with them.
@@ -196,8 +196,7 @@ class JvpWorker {
       scale_sums(my);
     else if (knows_mixed())
       pack_rows(to_.known_out, my.panel.place, my.mixed);
-    load_inputs(d_.part_inputs.normaliser_query, c_.geometry, tokens_of(my.panel.place),
-                input_tangents_);
+    load_inputs(d_.normaliser_query, c_.geometry, tokens_of(my.panel.place), input_tangents_);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       Real* const pulled_lanes = my.lse_tangent.row(0) + v * kLanes<Real>;
       jvps_.normaliser.pull(my.panel.queries(v, input_slopes_), v, my.states, input_tangents_,
@@ -246,11 +245,11 @@ class JvpWorker {
     }
     pack_rows(d_.extra, place, extra_tangents_);
     pack_rows(d_.query, place, query_tangents_);
-    load_inputs(d_.part_inputs.normaliser_query, c_.geometry, tokens_of(place), input_tangents_);
+    load_inputs(d_.normaliser_query, c_.geometry, tokens_of(place), input_tangents_);
     moved.extra = extra_tangents_.data;
     moved.query = query_tangents_.constant();
     moved.query_inputs = input_tangents_.constant();
-    const auto& keys = d_.part_inputs.normaliser_key;
+    const auto& keys = d_.normaliser_key;
     std::fill_n(no_key_inputs_, traits_.key_inputs, Real(0));
     moved.key_inputs = {no_key_inputs_, 0};
     if (keys.given())
@@ -269,11 +268,11 @@ class JvpWorker {
         if (my.panel.is_nan_row(i))
           for (const auto& rows : {my.mixed, my.mixed_tangent})
             for (Index col = 0; col < rows.rows; ++col) rows.row(col)[i] = kNan;
-    unpack_rows(my.panel.lse, place, to_.lse);
-    unpack_rows(my.lse_tangent, place, to_.lse_tangent);
+    unpack_rows(my.panel.lse, place, to_.written.lse);
+    unpack_rows(my.lse_tangent, place, to_.tangent.lse);
     if (readout_.identity) {
-      unpack_rows(my.mixed, place, to_.out);
-      unpack_rows(my.mixed_tangent, place, to_.out_tangent);
+      unpack_rows(my.mixed, place, to_.written.out);
+      unpack_rows(my.mixed_tangent, place, to_.tangent.out);
     } else {
       const Index dim = c_.geometry.dim_v, first = my.panel.first_row();
       const auto keep = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
@@ -345,7 +344,7 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
   context.value = of_tensor(traits.uses_own_rows, c.in.value.plain(), d.value);
   context.extra = of_tensor(traits.uses_extra, c.in.extra, d.extra);
   context.query_inputs = dense(
-      traits.query_inputs > 0, c.in.part_inputs.readout_query, d.part_inputs.readout_query, g.heads,
+      traits.query_inputs > 0, c.in.readout_query, d.readout_query, g.heads,
       [&](const auto& view, Index b, Index h, Index t) { return input_row(view, g, b, h, t); });
   const std::vector<Moving> lse = zip(rows.lse, rows.lse_tangent);
   for (Index m = 0; m < c.op.maps(); ++m)
@@ -365,9 +364,9 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
             if (tangents.given()) tangents(b, h, t, n) = Real(from[next].grad[0]);
           }
   };
-  write(context.out, g.dim_v, to.out, to.out_tangent);
+  write(context.out, g.dim_v, to.written.out, to.tangent.out);
   if (traits.counts_steps)
-    write(context.steps, c.op.readout.step_columns(g), to.steps, to.steps_tangent);
+    write(context.steps, c.op.readout.step_columns(g), to.written.steps, to.tangent.steps);
 }
 
 // Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
@@ -384,39 +383,10 @@ void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real
     for (auto* numbers : {&rows.lse, &rows.lse_tangent})
       numbers->resize(std::size_t(g.query_rows() * c.op.maps()));
   }
-  const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
-  const Index elements = scratch_elements<Real>(
-      [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, to, rows, scratch); });
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  keys.template build<MovingLanes<Real>>(workers);
-  Dispenser dispenser(units);
-  if (units > 0)
-    run_workers(workers, [&](int) {
-      Scratch<Real> scratch(elements);
-      Worker worker(c, jvps, d, to, rows, scratch);
-      // Longest groups first: under a causal mask the last one.
-      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-        worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
-    });
+  run_groups(
+      c, options, [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, to, rows, scratch); },
+      [&](int workers) { keys.template build<MovingLanes<Real>>(workers); });
   if (reads_out) read_out_moving(c, jvps.readout, d, rows, to);
-}
-
-// A checked call.
-template <class Real>
-void run_jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Geometry& g,
-             const Operands<Real>& in, const BoundMask<Real>& bound, const TangentOperands<Real>& d,
-             const JvpOutputs<Real>& to, const Options& options) {
-  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs, {&jvps.score, d.key, d.key_inputs});
-  const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
-  const CallContext<Real> c{op,
-                            g,
-                            bound,
-                            in,
-                            make_plan<Real>(g, bound, options, row_tiles, 0, true),
-                            Real(scale_of(op, g, options)),
-                            keys,
-                            options.dropout};
-  walk_jvp(c, jvps, keys, d, to, options);
 }
 
 }  // namespace detail

@@ -13,21 +13,12 @@
 #include <heed/autodiff/dual.hpp>
 #include <heed/engine/moving_lanes.hpp>
 #include <heed/engine/tiles.hpp>
-#include <heed/simd/stored_view.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
 // A number and its tangent.
 using Moving = Dual<double, 1>;
-
-// A direction in the inputs of a call, each tensor of the shape of the input (bias: of the mask's bias). One that is
-// not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
-template <class Real>
-struct Tangents {
-  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
-                         key_inputs = {};
-};
 
 // The tangents of the pairs of a ScoreTile:
 //

@@ -1,15 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a call of one op compiles: the op as the engine sees it, handed to the engine's calls (driver.hpp).
+// What a call of one op compiles: the op as tiles.hpp, vjps.hpp, jvps.hpp and hvps.hpp see it, handed to the engine's calls. These
+// are declared here, templates of the scalar alone; a program that links heed::engine compiles none of them
+// (heed/compiled_engine.hpp).
 
 #include <heed/engine/door.hpp>
-#include <heed/engine/driver.hpp>
 #include <heed/engine/op_vjps.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
+
+struct Explanation;
+enum class Pass : int;
+template <class Real>
+struct OpJvps;
+template <class Real>
+class ScoreHvps;
+
 namespace detail {
+
+template <class Real>
+struct HandedOn;
+template <class Real>
+struct JvpArguments;
+template <class Real>
+struct HvpArguments;
+
+// A class, so that one line instantiates all of them. Gradients of parameters are added to `grad_op`, if it is given.
+template <class Real>
+struct Driver {
+  // doors.hpp. on: of a call that shares compute one after the other, what the share before has left (HandedOn).
+  static void forward(const OpTiles<Real>& op, const ForwardArguments<Real>& given);
+  static void backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                       const BackwardArguments<Real>& given, OpGradient<Real>* grad_op,
+                       HandedOn<Real>* on = nullptr, bool last = true);
+  [[nodiscard]] static Index share_step(const OpTiles<Real>& op, const Geometry& g,
+                                        const Options& options);
+  // May a call of the op on these keys take the features that are kept?
+  [[nodiscard]] static bool features_fit(const KeyFeatures<Real>& kept, const OpTiles<Real>& op,
+                                         const Geometry& g, const StoredView<const Real>& key);
+  // packed_doors.hpp
+  static void forward_packed(const OpTiles<Real>& op, const ForwardArguments<Real>& given);
+  static void backward_packed(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                              const BackwardArguments<Real>& given, OpGradient<Real>* grad_op);
+  // jvp.hpp
+  static void jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
+                  const JvpArguments<Real>& given);
+  // hvp.hpp
+  static void hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
+                  const ScoreHvps<Real>& hvps, const HvpArguments<Real>& given,
+                  OpGradient<Real>* grad_op);
+  // explain.hpp
+  [[nodiscard]] static Explanation explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                                           const Geometry& g, const Mask<Real>& mask, Pass pass,
+                                           const Options& options);
+};
 
 // May a call of the op on these keys take the features that are kept?
 template <class Op, class Real = typename Op::Scalar>
@@ -32,41 +78,27 @@ void with_gradient(const Op& op, Op* grad_op, Run&& run) {
 }
 
 template <class Op>
-void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options) {
+void Door<Op>::forward(const Op& op, const ForwardArguments<Real>& given) {
   const OpTilesOf<Op> of(op);
-  Driver<Real>::forward(of.tiles(), in, mask, outputs, saved, options);
+  Driver<Real>::forward(of.tiles(), given);
 }
-
 template <class Op>
-void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                        const Saved<Real>& saved, const StoredView<const Real>& out,
-                        const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                        Op* grad_op, const Options& options) {
+void Door<Op>::forward_packed(const Op& op, const ForwardArguments<Real>& given) {
+  const OpTilesOf<Op> of(op);
+  Driver<Real>::forward_packed(of.tiles(), given);
+}
+template <class Op>
+void Door<Op>::backward(const Op& op, const BackwardArguments<Real>& given, Op* grad_op) {
   const OpTilesOf<Op> of(op);
   with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-    Driver<Real>::backward(of.tiles(), vjps, in, mask, saved, out, output, grads, gradient,
-                           options);
+    Driver<Real>::backward(of.tiles(), vjps, given, gradient);
   });
 }
-
 template <class Op>
-void Door<Op>::forward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
-                              const Outputs<Real>& outputs, Saved<Real>* saved,
-                              const Options& options) {
-  const OpTilesOf<Op> of(op);
-  Driver<Real>::forward_packed(of.tiles(), in, mask, outputs, saved, options);
-}
-
-template <class Op>
-void Door<Op>::backward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
-                               const Saved<Real>& saved, const StoredView<const Real>& out,
-                               const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                               Op* grad_op, const Options& options) {
+void Door<Op>::backward_packed(const Op& op, const BackwardArguments<Real>& given, Op* grad_op) {
   const OpTilesOf<Op> of(op);
   with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-    Driver<Real>::backward_packed(of.tiles(), vjps, in, mask, saved, out, output, grads, gradient,
-                                  options);
+    Driver<Real>::backward_packed(of.tiles(), vjps, given, gradient);
   });
 }
 

@@ -5,12 +5,11 @@
 // sequence. Neighbours of one length are one call, of which each is a batch, where mask and op allow this without a change
 // of bits. No sequences are one call of no batch.
 
-#include <heed/core/function_ref.hpp>
-#include <heed/engine/checks.hpp>
-#include <heed/engine/plan.hpp>
+#include <heed/engine/open.hpp>
 #include <heed/mask/sequence_rule.hpp>
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <string>
@@ -27,68 +26,59 @@ struct PackedRun {
   Index first_query = 0;
 };
 
-template <class U>
-[[nodiscard]] TensorView<U> rows_of_run(const TensorView<U>& view, Index first, Index count,
-                                        Index len) {
-  const Strides& s = view.strides();
-  return {view.has_elements() ? view.row(0, 0, first) : view.data(),
-          {count, view.shape().heads, len, view.shape().dim},
-          {len * s.row, s.head, s.row}};
+// The view of f(numbers, false), or of that and f(scales, true) where rows have scales. A view that is not given stays
+// so.
+template <class Element, class F>
+[[nodiscard]] StoredView<Element> part_of(const StoredView<Element>& view, F&& f) {
+  if (!view.given()) return view;
+  return view.visit([&](const auto& of) -> StoredView<Element> {
+    if constexpr (requires { of.scales(); })
+      return ScaledView(f(of.numbers(), false), f(of.scales(), true));
+    else
+      return f(of, false);
+  });
 }
-[[nodiscard]] inline ScaledView rows_of_run(const ScaledView& view, Index first, Index count,
-                                            Index len) {
-  return {rows_of_run(view.numbers(), first, count, len),
-          rows_of_run(view.scales(), first, count, len)};
-}
-// A view that is not given stays so.
 template <class Element>
 [[nodiscard]] StoredView<Element> rows_of_run(const StoredView<Element>& view, Index first,
                                               Index count, Index len) {
-  if (!view.given()) return view;
-  return view.visit(
-      [&](const auto& of) -> StoredView<Element> { return rows_of_run(of, first, count, len); });
+  return part_of(view, [&]<class U>(const TensorView<U>& of, bool) -> TensorView<U> {
+    const Strides& s = of.strides();
+    return {of.has_elements() ? of.row(0, 0, first) : of.data(),
+            {count, of.shape().heads, len, of.shape().dim},
+            {len * s.row, s.head, s.row}};
+  });
 }
 // What a sequence reads of a tensor (sequences or 1, heads or 1, longest len_q or 1, longest len_kv): the first rows and
 // columns of its batch.
 template <class U>
 [[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run,
-                                      Index columns) {
+                                      bool scales = false) {
   const Shape& s = view.shape();
   if (!view.given()) return view;
   const Index batch = s.batch == 1 ? 0 : run.first;
   return {view.has_elements() ? view.row(batch, 0, 0) : view.data(),
-          {1, s.heads, s.len == 1 ? 1 : run.len_q, columns},
+          {1, s.heads, s.len == 1 ? 1 : run.len_q, scales ? 1 : run.len_kv},
           view.strides()};
-}
-
-template <class U>
-[[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run) {
-  return corner_of(view, run, run.len_kv);
 }
 template <class Element>
 [[nodiscard]] StoredView<Element> corner_of(const StoredView<Element>& view, const PackedRun& run) {
-  if (!view.given()) return view;
-  return view.visit([&](const auto& of) -> StoredView<Element> {
-    if constexpr (requires { of.scales(); })
-      return ScaledView(corner_of(of.numbers(), run), corner_of(of.scales(), run, 1));
-    else
-      return corner_of(of, run);
-  });
+  return part_of(view, [&](const auto& of, bool scales) { return corner_of(of, run, scales); });
 }
 
+template <class Real>
+class PackedCalls;
 // One of the calls that packed sequences are, with all that it refers to.
 template <class Real>
 struct PackedCall {
   Index number;
-  std::string where;
   Inputs<Real> in;
   Mask<Real> mask;
   Options options;
-  Geometry geometry = {};
+  OpenCall<Real> open;
+
+  PackedCall(const PackedCalls<Real>& all, Index n);
+  PackedCall(const PackedCall&) = delete;  // open refers to the other members
 };
-// Sets the geometry of a call, which the op knows.
-template <class Real>
-using SetGeometry = FunctionRef<PackedCall<Real>&>;
 
 // How calls are run. One that is so small a part of all is one item of work: it is prepared, computed and forgotten by one
 // worker, in whose cache it stays. Larger ones are prepared ahead, and their panels spread over all workers.
@@ -97,16 +87,17 @@ template <class Real>
 struct PackedPlan {
   Geometry whole;  // of the packed tensors
   int threads = 1;
-  std::vector<PackedCall<Real>> large;
+  std::deque<PackedCall<Real>> large;
   std::vector<Index> small;
 };
 
 template <class Real>
 class PackedCalls {
  public:
-  // joins: may neighbours be one call? Throws std::invalid_argument where the lengths do not fit the tensors or each other.
-  PackedCalls(const Inputs<Real>& in, const Mask<Real>& mask, bool joins, std::string where)
-      : in_(in), packed_(*in.packed), mask_(mask), where_(std::move(where)) {
+  // Throws std::invalid_argument where the lengths do not fit the tensors or each other. The call must outlive this.
+  explicit PackedCalls(const OpenCall<Real>& call)
+      : call_(call), in_(call.in), packed_(*in_.packed), mask_(call.mask), where_(call.where) {
+    const Inputs<Real>& in = in_;
     require(in.share == Share{}, where_,
             ": packed sequences and a share of a call were given, they do not go together");
     const Index count = packed_.sequences();
@@ -131,7 +122,7 @@ class PackedCalls {
     check_given(in.key_inputs, keys_.back(), "key_inputs", "keys");
     require(with_caches() || in.key_features == nullptr, where_,
             ": key_features were given, packed sequences take those of packed.caches");
-    make_runs(joins && calls_may_join());
+    make_runs(calls_may_join());
     check_mask();
   }
 
@@ -141,61 +132,64 @@ class PackedCalls {
   [[nodiscard]] Index total_queries() const { return packed_.queries.back(); }
   [[nodiscard]] Index total_keys() const { return keys_.back(); }
   [[nodiscard]] bool with_caches() const { return !packed_.caches.empty(); }
+  [[nodiscard]] const OpTiles<Real>& op() const { return call_.op; }
+  [[nodiscard]] Options options(Index n) const {
+    Options own = call_.options;
+    own.dropout.first_batch += run(n).first;
+    return own;
+  }
   // The beginning of an error's sentence about call n.
   [[nodiscard]] std::string where(Index n) const {
     if (sequences() == 0) return where_;
     return where_ + " (sequence " + std::to_string(run(n).first) + ")";
   }
 
-  // What belongs to queries, or to keys, of call n: rows of (1, heads, total, dim).
-  using Read = StoredView<const Real>;
-  using Written = StoredView<Real>;
-  [[nodiscard]] Read of_queries(const Read& view, Index n) const {
-    return rows_of_run(view, run(n).query, run(n).count, run(n).len_q);
+  // What belongs to call n: of a tensor, of outputs or their gradients, and of a set.
+  template <class Element>
+  [[nodiscard]] StoredView<Element> part(const StoredView<Element>& view, TokensOf tokens,
+                                         Index n) const {
+    const PackedRun& at = run(n);
+    return tokens == TokensOf::queries ? rows_of_run(view, at.query, at.count, at.len_q)
+           : tokens == TokensOf::keys  ? rows_of_run(view, at.key, at.count, at.len_kv)
+                                       : corner_of(view, at);
   }
-  [[nodiscard]] Written of_queries(const Written& view, Index n) const {
-    return rows_of_run(view, run(n).query, run(n).count, run(n).len_q);
+  template <class Element>
+  [[nodiscard]] OutputViews<Element> outputs(const OutputViews<Element>& all, Index n) const {
+    return {part(all.out, TokensOf::queries, n), part(all.lse, TokensOf::queries, n),
+            part(all.steps, TokensOf::queries, n)};
   }
-  [[nodiscard]] Read of_keys(const Read& view, Index n) const {
-    return rows_of_run(view, run(n).key, run(n).count, run(n).len_kv);
+  template <class Set>
+  [[nodiscard]] Set tensors(const Set& all, Index n) const {
+    return map_tensors<Set>(
+        all, [&](const auto& tensor, TokensOf tokens) { return part(tensor, tokens, n); });
   }
-  [[nodiscard]] Written of_keys(const Written& view, Index n) const {
-    return rows_of_run(view, run(n).key, run(n).count, run(n).len_kv);
-  }
-  [[nodiscard]] PackedCall<Real> call(Index n, const Options& options,
-                                      const SetGeometry<Real>& set_geometry) const {
-    PackedCall<Real> call{n, where(n), inputs(n), mask(n), options};
-    call.options.dropout.first_batch += run(n).first;
-    set_geometry(call);
-    return call;
-  }
-  [[nodiscard]] std::vector<PackedCall<Real>> calls(const Options& options,
-                                                    const SetGeometry<Real>& set_geometry) const {
-    std::vector<PackedCall<Real>> calls;
-    calls.reserve(std::size_t(size()));
-    for (Index n = 0; n < size(); ++n) calls.push_back(call(n, options, set_geometry));
+  // All calls; throws where one does not fit.
+  [[nodiscard]] std::deque<PackedCall<Real>> calls() const {
+    require(!with_caches(), where_, ": packed.caches has ", sequences(),
+            " sequences, forward() alone reads keys and values of caches; give them as tensors");
+    std::deque<PackedCall<Real>> calls;
+    for (Index n = 0; n < size(); ++n) calls.emplace_back(*this, n);
     return calls;
   }
   // The plan of a forward call; throws where a sequence does not fit, before any is computed.
-  [[nodiscard]] PackedPlan<Real> plan(const Outputs<Real>& outputs, const Options& options,
-                                      const SetGeometry<Real>& set_geometry) const {
+  [[nodiscard]] PackedPlan<Real> plan(const Outputs<Real>& outputs) const {
     PackedPlan<Real> plan;
     std::vector<double> flops;
     double all_flops = 0;
     for (Index n = 0; n < size(); ++n) {
-      const PackedCall<Real> one = call(n, options, set_geometry);
-      check(one, outputs);
-      plan.whole = whole(one.geometry);
-      flops.push_back(product_flops(one.geometry));
+      const PackedCall<Real> one(*this, n);
+      check(one.open, outputs);
+      plan.whole = whole(one.open.geometry);
+      flops.push_back(product_flops(one.open.geometry));
       all_flops += flops.back();
     }
-    plan.threads = worker_count(options, all_flops, std::numeric_limits<Index>::max(), 1);
+    plan.threads = worker_count(call_.options, all_flops, std::numeric_limits<Index>::max(), 1);
     for (Index n = 0; n < size(); ++n)
       if (mask_.rules.empty() && !with_caches() &&
           flops[std::size_t(n)] * plan.threads <= all_flops * kSmallPart)
         plan.small.push_back(n);
       else
-        plan.large.push_back(call(n, options, set_geometry));
+        plan.large.emplace_back(*this, n);
     return plan;
   }
 
@@ -207,22 +201,6 @@ class PackedCalls {
     g.first_query = in_.first_query;
     return g;
   }
-  // Where queries of call n are written to.
-  [[nodiscard]] Outputs<Real> outputs(const Outputs<Real>& all, Index n) const {
-    return {of_queries(all.out, n), of_queries(all.lse, n), of_queries(all.steps, n)};
-  }
-  [[nodiscard]] OutputGradients<Real> output_gradients(const OutputGradients<Real>& all,
-                                                       Index n) const {
-    return {of_queries(all.out, n), of_queries(all.lse, n), of_queries(all.steps, n)};
-  }
-  // Where backward writes those of call n; `bias` is one for all calls.
-  [[nodiscard]] Gradients<Real> gradients(const Gradients<Real>& all, const TensorView<Real>& bias,
-                                          Index n) const {
-    return {of_queries(all.query, n),  of_keys(all.key, n),     of_keys(all.value, n),
-            of_queries(all.extra, n),  corner_of(bias, run(n)), of_queries(all.query_inputs, n),
-            of_keys(all.key_inputs, n)};
-  }
-
   // Rows as the caller packs them, beside what backward() reads.
   void gather(Saved<Real>& saved, Index maps, const Geometry& whole) const {
     const std::size_t rows = std::size_t(whole.query_rows());
@@ -240,22 +218,14 @@ class PackedCalls {
   }
 
   [[nodiscard]] Inputs<Real> inputs(Index n) const {
-    Inputs<Real> in;
-    in.query = of_queries(in_.query, n);
-    in.extra = of_queries(in_.extra, n);
-    in.query_inputs = of_queries(in_.query_inputs, n);
-    in.key_inputs = of_keys(in_.key_inputs, n);
+    Inputs<Real> in = tensors(in_, n);
     in.first_query = run(n).first_query;
     in.queries_at_end = in_.queries_at_end;
-    if (with_caches()) {
-      const SequenceKeys<Real>& cache = packed_.caches[std::size_t(n)];
-      in.key = cache.key;
-      in.value = cache.value;
-      in.key_features = cache.key_features;
-    } else {
-      in.key = of_keys(in_.key, n);
-      in.value = of_keys(in_.value, n);
-    }
+    if (!with_caches()) return in;
+    const SequenceKeys<Real>& cache = packed_.caches[std::size_t(n)];
+    in.key = cache.key;
+    in.value = cache.value;
+    in.key_features = cache.key_features;
     return in;
   }
   [[nodiscard]] Mask<Real> mask(Index n) const {
@@ -289,13 +259,12 @@ class PackedCalls {
 
  private:
   // Throws where mask or outputs do not fit a call.
-  void check(const PackedCall<Real>& call, const Outputs<Real>& outputs) const {
-    if (mask_.rules.empty()) (void)BoundMask<Real>(call.mask, call.geometry, call.where.c_str());
+  void check(const OpenCall<Real>& call, const Outputs<Real>& outputs) const {
+    if (mask_.rules.empty()) (void)call.bound_mask(1);
     if (!with_caches()) return;
-    for (const auto& [out, name] :
-         {std::pair{&outputs.out, "out"}, {&outputs.lse, "lse"}, {&outputs.steps, "steps"}}) {
-      require_apart(*out, call.in.key, name, "key", call.where);
-      require_apart(*out, call.in.value, name, "value", call.where);
+    for (const NamedMemory& out : memory_of("", outputs)) {
+      require_apart(out, named_memory("key", call.in.key), call.where);
+      require_apart(out, named_memory("value", call.in.value), call.where);
     }
   }
   void check_lengths(const std::vector<Index>& at, Index count, const char* of) const {
@@ -342,10 +311,12 @@ class PackedCalls {
             s.len);
   }
 
-  // Do neighbours of one length have the same bits in a batch as in calls by themselves?
+  // Do neighbours of one length have the same bits in a batch as in calls by themselves? Not where rows depend on all rows of
+  // a call.
   [[nodiscard]] bool calls_may_join() const {
-    return !with_caches() && !mask_.key_lengths && !mask_.allowed.given() && !mask_.bias.given() &&
-           !mask_.query_documents && !mask_.key_documents && mask_.rules.empty();
+    return !call_.op.readout.traits.rehearses && !with_caches() && !mask_.key_lengths &&
+           !mask_.allowed.given() && !mask_.bias.given() && !mask_.query_documents &&
+           !mask_.key_documents && mask_.rules.empty();
   }
   void make_runs(bool joins) {
     for (Index n = 0; n < sequences(); ++n) {
@@ -400,14 +371,25 @@ class PackedCalls {
     return std::vector<Index>(all->begin() + first, all->begin() + first + count);
   }
 
+  const OpenCall<Real>& call_;
   const Inputs<Real>& in_;
   const Packed<Real>& packed_;
   const Mask<Real>& mask_;
-  std::string where_;
+  const std::string& where_;
   std::vector<Index> keys_;  // cumulative
   std::vector<PackedRun> runs_;
   Index longest_q_ = 0, longest_kv_ = 0;
 };
+
+template <class Real>
+PackedCall<Real>::PackedCall(const PackedCalls<Real>& all, Index n)
+    : number(n),
+      in(all.inputs(n)),
+      mask(all.mask(n)),
+      options(all.options(n)),
+      open(all.op(), {in, mask, options}, all.where(n)) {
+  open.geometry = geometry_of(open.op, in, open.where);
+}
 
 }  // namespace detail
 }  // namespace HEED_ABI

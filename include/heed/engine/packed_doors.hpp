@@ -16,117 +16,92 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-template <class Real>
-[[nodiscard]] auto geometry_setter(const OpTiles<Real>& op) {
-  return [&op](PackedCall<Real>& call) { call.geometry = geometry_of(op, call.in, call.where); };
+template <class Call>
+[[nodiscard]] std::vector<Call*> pointers_to(const std::vector<std::unique_ptr<Call>>& made) {
+  std::vector<Call*> all;
+  for (const auto& call : made) all.push_back(call.get());
+  return all;
 }
 
-template <class Real>
-[[nodiscard]] CallStamp packed_stamp(const OpTiles<Real>& op, const Geometry& g,
-                                     const Mask<Real>& mask, const Options& options,
-                                     const PackedCalls<Real>& packed) {
-  CallStamp stamp = CallStamp::of(op.type, g, mask, scale_of(op, g, options), options);
-  stamp.sequences = packed.sequences();
-  return stamp;
-}
 // Is `saved` of packed sequences such as these? The sizes of each are asked for by its own call.
 template <class Real>
-void require_packed_saved(const OpTiles<Real>& op, const Saved<Real>& saved, const Geometry& whole,
-                          const Mask<Real>& mask, const Options& options,
-                          const PackedCalls<Real>& packed, const std::string& where) {
-  const std::string difference =
-      saved.stamp.difference(packed_stamp(op, whole, mask, options, packed));
-  require(difference.empty(), where, ": saved ", difference);
-  require(Index(saved.sequences.size()) == packed.size(), where, ": saved is of sequences with ",
-          saved.sequences.size(), " neighbours of different lengths, these have ", packed.size());
-}
-
-// May neighbours of one length be one call? Not where rows depend on all rows of a call.
-template <class Real>
-[[nodiscard]] bool joins_sequences(const OpTiles<Real>& op) {
-  return !op.readout.traits.rehearses;
+void require_packed_saved(const OpenCall<Real>& all, const Saved<Real>& saved, Index calls) {
+  const std::string difference = saved.stamp.difference(all.stamp());
+  require(difference.empty(), all.where, ": saved ", difference);
+  require(Index(saved.sequences.size()) == calls, all.where, ": saved is of sequences with ",
+          saved.sequences.size(), " neighbours of different lengths, these have ", calls);
 }
 
 template <class Real>
-void Driver<Real>::forward_packed(const OpTiles<Real>& op, const PackedInputs<Real>& in,
-                                  const Mask<Real>& mask, const Outputs<Real>& outputs,
-                                  Saved<Real>* saved, const Options& options) {
-  if (!in.packed) return forward(op, in, mask, outputs, saved, options);
-  const std::string where = door_name("heed::forward", options.name);
+void Driver<Real>::forward_packed(const OpTiles<Real>& op, const ForwardArguments<Real>& given) {
+  if (!given.in.packed) return forward(op, given);
+  Saved<Real>* const saved = given.saved;
   if (saved) saved->stamp = {};
-  require_options<Real>(options, where);
-  const PackedCalls<Real> packed(in, mask, joins_sequences(op), where);
-  const auto set_geometry = geometry_setter(op);
-  const PackedPlan<Real> plan = packed.plan(outputs, options, set_geometry);
-  check_outputs(op, outputs, plan.whole, in, mask, where);
+  OpenCall<Real> all(op, given, kForwardDoor);
+  const PackedCalls<Real> packed(all);
+  const PackedPlan<Real> plan = packed.plan(given.out);
+  all.geometry = plan.whole;
+  all.check(given.out);
   if (saved) saved->sequences.resize(std::size_t(packed.size()));
   const auto make = [&](const PackedCall<Real>& call, int threads) {
     return std::make_unique<ForwardCall<Real>>(
-        op, call.geometry, call.in, call.mask, packed.outputs(outputs, call.number),
-        saved ? &saved->sequences[std::size_t(call.number)] : nullptr, call.options, call.where,
-        threads);
+        call.open, packed.outputs(given.out, call.number),
+        saved ? &saved->sequences[std::size_t(call.number)] : nullptr, threads);
   };
   const auto large = Index(plan.large.size());
-  const Preparation preparation(large, resolve_threads(options.threads));
+  const Preparation preparation(large, all.threads());
   std::vector<std::unique_ptr<ForwardCall<Real>>> made(plan.large.size());
   preparation.run(large, [&](Index n, int threads) {
     made[std::size_t(n)] = make(plan.large[std::size_t(n)], threads);
   });
-  std::vector<ForwardCall<Real>*> all;
-  for (const auto& call : made) all.push_back(call.get());
-  if (!all.empty()) run_forward_calls<Real>(op, all, preparation, options);
+  if (!made.empty()) run_forward<Real>(pointers_to(made), op, preparation, given.options);
   parallel_for(Index(plan.small.size()), plan.threads, [&](Index i) {
-    const PackedCall<Real> call = packed.call(plan.small[std::size_t(i)], options, set_geometry);
+    const PackedCall<Real> call(packed, plan.small[std::size_t(i)]);
     make(call, 1)->run_alone();
   });
   if (!saved) return;
   packed.gather(*saved, op.maps(), plan.whole);
-  saved->stamp = packed_stamp(op, plan.whole, mask, options, packed);
+  saved->stamp = all.stamp();
 }
 
 template <class Real>
 void Driver<Real>::backward_packed(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
-                                   const PackedInputs<Real>& in, const Mask<Real>& mask,
-                                   const Saved<Real>& saved, const StoredView<const Real>& out,
-                                   const OutputGradients<Real>& output,
-                                   const Gradients<Real>& grads, OpGradient<Real>* grad_op,
-                                   const Options& options) {
-  if (!in.packed) return backward(op, vjps, in, mask, saved, out, output, grads, grad_op, options);
-  const std::string where = door_name("heed::backward", options.name);
-  require_options<Real>(options, where);
-  const PackedCalls<Real> packed(in, mask, joins_sequences(op), where);
-  require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
-          " sequences, forward() alone reads keys and values of caches; give them as tensors");
-  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(op));
-  const Geometry whole = packed.whole(calls[0].geometry);
-  check_backward(op, whole, in, mask, out, output, grads, where);
-  require_packed_saved(op, saved, whole, mask, options, packed, where);
+                                   const BackwardArguments<Real>& given,
+                                   OpGradient<Real>* grad_op) {
+  if (!given.in.packed) return backward(op, vjps, given, grad_op);
+  OpenCall<Real> all(op, given, kBackwardDoor);
+  const PackedCalls<Real> packed(all);
+  const std::deque<PackedCall<Real>> calls = packed.calls();
+  all.geometry = packed.whole(calls[0].open.geometry);
+  all.check(given);
+  require_packed_saved(all, given.saved, packed.size());
   std::deque<BoundMask<Real>> bounds;
   for (std::size_t n = 0; n < calls.size(); ++n) {
-    const PackedCall<Real>& call = calls[n];
-    check_saved(op, saved.sequences[n],
-                CallStamp::of(op.type, call.geometry, call.mask,
-                              scale_of(op, call.geometry, call.options), call.options),
-                call.where);
-    bounds.emplace_back(call.mask, call.geometry, call.where.c_str(), options.threads);
+    calls[n].open.check(given.saved.sequences[n]);
+    bounds.push_back(calls[n].open.bound_mask(given.options.threads));
   }
   // One gradient of bias, of which each sequence adds to its corner.
-  WidenedTensors<Real> copies(options.threads);
+  WidenedTensors<Real> copies(given.options.threads);
+  Gradients<Real> grads = given.grads;
   const TensorView<Real> bias = copies.write(grads.bias);
-  set_zero<Real>({bias}, resolve_threads(options.threads));
-  const Preparation preparation(packed.size(), resolve_threads(options.threads));
+  grads.bias = bias;
+  set_zero<Real>({bias}, all.threads());
+  const Preparation preparation(packed.size(), all.threads());
   std::vector<std::unique_ptr<BackwardCall<Real>>> made(calls.size());
   preparation.run(packed.size(), [&](Index n, int threads) {
-    const PackedCall<Real>& call = calls[std::size_t(n)];
+    const OpenCall<Real>& call = calls[std::size_t(n)].open;
     made[std::size_t(n)] = std::make_unique<BackwardCall<Real>>(
-        op, vjps, call.geometry, call.in, bounds[std::size_t(n)], saved.sequences[std::size_t(n)],
-        packed.of_queries(out, n), packed.output_gradients(output, n),
-        packed.gradients(grads, bias, n), call.options, threads);
+        call, vjps, bounds[std::size_t(n)],
+        BackwardArguments<Real>{{call.in, call.mask, call.options},
+                                given.saved.sequences[std::size_t(n)],
+                                packed.part(given.out, TokensOf::queries, n),
+                                packed.outputs(given.grad_out, n),
+                                packed.tensors(grads, n)},
+        threads);
   });
-  std::vector<BackwardCall<Real>*> all;
-  for (const auto& call : made) all.push_back(call.get());
-  run_backward_calls<Real>(all, bias.given() && bias.shape().batch == 1, grad_op, preparation,
-                           options);
+  run_backward<Real>(pointers_to(made), bias.given() && bias.shape().batch == 1, grad_op,
+                     given.options);
+  preparation.run(packed.size(), [&](Index n, int) { made[std::size_t(n)]->finish(); });
   copies.round();
 }
 

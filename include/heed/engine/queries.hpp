@@ -40,7 +40,7 @@ class PanelReadout {
     pack_rows(c_.key, own, own_key_);
     pack_rows(c_.value, own, own_value_);
     pack_rows(c_.in.extra, place, extra_);
-    load_inputs(c_.in.part_inputs.readout_query, c_.geometry, tokens_of(place), inputs_);
+    load_inputs(c_.in.readout_query, c_.geometry, tokens_of(place), inputs_);
     ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
     panel.batch = place.batch;
@@ -179,7 +179,7 @@ class Panel {
   }
   void load_queries() {
     for (QuerySide<Real>& side : query) side.load(place.batch, place.head, place.query, place.rows);
-    load_inputs(c_.in.part_inputs.normaliser_query, c_.geometry, tokens_of(place), inputs_);
+    load_inputs(c_.in.normaliser_query, c_.geometry, tokens_of(place), inputs_);
   }
 
   // Vector v of the panel, as a streaming normaliser sees its queries. dinputs: where gradients of the numbers of their
@@ -282,7 +282,7 @@ class Panel {
     block.visible = visible_;
     block.query_inputs = inputs_.constant();
     if (traits_.key_inputs > 0) {
-      const auto& inputs = c_.in.part_inputs.normaliser_key;
+      const auto& inputs = c_.in.normaliser_key;
       block.key_inputs = {
           input_row(inputs, c_.geometry, place.batch, place.head, seen_by_any.begin),
           inputs.strides().row};

@@ -13,15 +13,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The direction of a call as the engine reads it.
-template <class Real>
-struct TangentOperands {
-  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
-  TensorView<const Real> query_inputs = {},
-                         key_inputs = {};  // of the score, sums where it reads sums
-  PartInputs<const Real> part_inputs = {};
-};
-
 namespace detail {
 
 // One score map of a panel on its way forward: its rows and their tangents, and the tangents of the scores of a tile of keys.

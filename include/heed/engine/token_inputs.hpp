@@ -21,7 +21,7 @@
 #include <heed/simd/transpose.hpp>
 
 #include <algorithm>
-#include <string>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -68,39 +68,14 @@ template <class U>
   shape.dim = columns.count;
   return {inputs.data() ? inputs.data() + columns.first : nullptr, shape, inputs.strides()};
 }
-// The columns of normaliser and readout.
-template <class U>
-[[nodiscard]] PartInputs<U> part_inputs_of(const TokenColumns& columns,
-                                           const TensorView<U>& query_inputs,
-                                           const TensorView<U>& key_inputs) {
-  return {columns_of(query_inputs, columns.normaliser_query),
-          columns_of(key_inputs, columns.normaliser_key),
-          columns_of(query_inputs, columns.readout_query)};
-}
-
-// What an op reads of each token: `count` numbers, called `name`, in the member `argument` of Inputs.
-struct WantedInputs {
-  Index len, count;
-  const char* argument;
-  std::string name;
-};
-
-// Throws unless `view` has the numbers wanted for all heads, for each key-value head, or for one that serves all.
-inline void require_token_inputs(const MemoryView& view, bool given, const Geometry& g,
-                                 const WantedInputs& wanted, const std::string& where) {
-  const Shape& s = view.shape;
-  const Shape whole{g.batch, g.heads, wanted.len, wanted.count};
-  require(given, where, ": the op needs the input ", wanted.name, " of shape ", whole,
-          ", or of 1 head, as ", wanted.argument, "; none was given");
-  const bool heads_fit = s.heads == g.heads || s.heads == g.kv_heads || s.heads == 1;
-  require(s == Shape{g.batch, s.heads, wanted.len, wanted.count} && heads_fit, where, ": ",
-          wanted.argument, " (", wanted.name, ") has shape ", s, ", it must be ", whole,
-          ", or of 1 or ", g.kv_heads, " heads");
-}
-// Throws if there are numbers that nothing reads.
-inline void refuse_token_inputs(const MemoryView& view, bool given, const char* argument,
-                                const std::string& where) {
-  require(!given, where, ": ", argument, " of shape ", view.shape, " was given, the op reads none");
+// Gives each part of the op its columns of the numbers of tokens, which arrive in `of` as the caller's.
+template <class Tensors>
+void split_inputs(const TokenColumns& columns, Tensors& of) {
+  of.normaliser_query = columns_of(of.query_inputs, columns.normaliser_query);
+  of.normaliser_key = columns_of(of.key_inputs, columns.normaliser_key);
+  of.readout_query = columns_of(of.query_inputs, columns.readout_query);
+  of.query_inputs = columns_of(of.query_inputs, columns.score_query);
+  of.key_inputs = columns_of(of.key_inputs, columns.score_key);
 }
 
 // Threads that so many numbers are worth.
@@ -220,6 +195,21 @@ class SummedInputs {
   int threads_ = 1;
   std::vector<Real> sums_, of_keys_, of_queries_;  // (batch, heads, len_kv, count)
 };
+
+// Gives the parts of the op what they read of the tokens in `operands`. Returns the memory of their sums; null for ops that
+// read nothing of tokens.
+template <class Real>
+[[nodiscard]] std::unique_ptr<SummedInputs<Real>> take_inputs(const OpTiles<Real>& op,
+                                                              const Geometry& g, int threads,
+                                                              Operands<Real>& operands) {
+  if (!op.columns.any()) return nullptr;
+  split_inputs(op.columns, operands);
+  auto inputs = std::make_unique<SummedInputs<Real>>(op.score, g, operands.query_inputs,
+                                                     operands.key_inputs, threads);
+  operands.query_inputs = inputs->query();
+  operands.key_inputs = inputs->key();
+  return inputs;
+}
 
 // to(b, h, t, c) = the sum of parts[b][head][map][t][c] over the heads that read row h, and over maps, in their order.
 template <class Real>

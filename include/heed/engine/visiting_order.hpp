@@ -69,6 +69,11 @@ class Families {
   }
   [[nodiscard]] Index size() const { return Index(all_.size()); }
   [[nodiscard]] Index ranks(Index turn) const { return of(turn).order.ranks(); }
+  [[nodiscard]] Index visits() const {
+    Index count = 0;
+    for (const Family& family : all_) count += family.order.ranks();
+    return count;
+  }
   [[nodiscard]] double weight(Index turn) const { return of(turn).weight; }
   [[nodiscard]] VisitingOrder::Visit visit(Index turn, Index rank) const {
     const Family& family = of(turn);
@@ -224,17 +229,6 @@ template <class Real>
           std::max(one, all_heads ? g.heads : g.group())};
 }
 
-// Groups of panels of a head that are at hand.
-struct GroupRange {
-  Index begin, end;
-};
-template <class Context>
-[[nodiscard]] GroupRange held_groups(const Context& c) {
-  const Index queries = c.plan.group * c.plan.lanes, end = c.geometry.held_queries_end();
-  const Index begin = c.geometry.share.queries_before / queries;
-  return {begin, c.geometry.held_queries() > 0 ? (end + queries - 1) / queries : begin};
-}
-
 // What all workers of a backward call read and add to.
 template <class Real>
 struct BackwardShared : SideSums<Real> {
@@ -257,7 +251,8 @@ struct BackwardShared : SideSums<Real> {
         output(of_output),
         grads(to),
         order(visiting_order(c, to.bias.given())),
-        sums_queries(query_readers(c) != QueryReaders::one),
+        sums_queries(readers_of_queries(c.op, c.geometry, c.op.readout.traits.uses_query) !=
+                     QueryReaders::one),
         tiles(order.families() * c.plan.tiles) {
     const SideNeeds<Real>& needs = c.keys.needs();
     const ScoreTraits& score = c.op.score.traits;
@@ -329,16 +324,13 @@ struct BackwardShared : SideSums<Real> {
   }
 
  private:
-  [[nodiscard]] static QueryReaders query_readers(const CallContext<Real>& c) {
-    return readers_of_queries(c.op, c.geometry, c.op.readout.traits.uses_query);
-  }
-
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const FamilySize family = family_of(c.op, g, c.mask.bias().shape(), bias);
-    const GroupRange groups = held_groups(c);
-    return {g.batch,        g.heads,      groups.end - groups.begin,
-            family.batches, family.heads, groups.begin};
+    // Groups of a head at hand.
+    const Index queries = c.plan.group * c.plan.lanes, begin = g.share.queries_before / queries;
+    const Index end = g.held_queries() > 0 ? (g.held_queries_end() + queries - 1) / queries : begin;
+    return {g.batch, g.heads, end - begin, family.batches, family.heads, begin};
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them

@@ -5,8 +5,8 @@
 // keys and values of forward are widened a tile at a time, so that they are read from memory once, as they are stored.
 
 #include <heed/core/parallel.hpp>
+#include <heed/engine/tensors.hpp>
 #include <heed/simd/scratch.hpp>
-#include <heed/simd/stored_view.hpp>
 #include <heed/simd/widen.hpp>
 
 #include <algorithm>
@@ -15,41 +15,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-// Numbers of tokens that an op's normaliser and readout read; those of its score stand apart, since they may be sums.
-template <class Element>
-struct PartInputs {
-  TensorView<Element> normaliser_query = {}, normaliser_key = {}, readout_query = {};
-};
-
-// What the engine reads of a call.
-template <class Real>
-struct Operands {
-  TensorView<const Real> query;
-  StoredView<const Real> key, value;  // forward widens their tiles
-  TensorView<const Real> extra = {}, query_inputs = {}, key_inputs = {};  // inputs: of the score
-  PartInputs<const Real> part_inputs = {};
-};
-
-// What forward writes.
-template <class Real>
-struct OutputOperands {
-  TensorView<Real> out, lse = {}, steps = {};
-};
-
-// What backward reads of the output's side.
-template <class Real>
-struct OutputGradientOperands {
-  TensorView<const Real> out, grad_out, grad_lse = {}, grad_steps = {};
-};
-
-// What backward writes.
-template <class Real>
-struct GradientOperands {
-  TensorView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
-                   key_inputs = {};
-  PartInputs<Real> part_inputs = {};
-};
 
 // to = rows, the first `count` of head (b, h) from `first` on, at `stride`. They lie on one page.
 template <class Real>
@@ -86,6 +51,31 @@ class WidenedTensors {
     copies_.back().from = copy;
     copies_.back().to = to;
     return copy;
+  }
+
+  // Sets of them, whose rows are those of the call.
+  template <class To, class From>
+  [[nodiscard]] To read_all(const From& from, const Share& share = {}) {
+    return detail::map_tensors<To>(from, [&](const auto& tensor, detail::TokensOf tokens) {
+      return detail::rows_of_call(read(tensor), share, tokens);
+    });
+  }
+  template <class To, class From>
+  [[nodiscard]] To write_all(const From& to, const Share& share = {}) {
+    return detail::map_tensors<To>(to, [&](const auto& tensor, detail::TokensOf tokens) {
+      return detail::rows_of_call(write(tensor), share, tokens);
+    });
+  }
+  // What forward() writes, or gradients or tangents of it.
+  [[nodiscard]] OutputSet<TensorView<const Real>> read_outputs(const auto& from, Index before = 0) {
+    return {detail::rows_of_call(read(from.out), before),
+            detail::rows_of_call(read(from.lse), before),
+            detail::rows_of_call(read(from.steps), before)};
+  }
+  [[nodiscard]] OutputSet<TensorView<Real>> write_outputs(const auto& to, Index before = 0) {
+    return {detail::rows_of_call(write(to.out), before),
+            detail::rows_of_call(write(to.lse), before),
+            detail::rows_of_call(write(to.steps), before)};
   }
 
   // After the call: what was written, rounded to the nearest numbers of 16 bits.

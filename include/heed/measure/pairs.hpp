@@ -46,14 +46,8 @@ class PairWalk {
         of_op_(op_),
         tiles_(of_op_.tiles()),
         keys_(tiles_, g, key),
-        c_{tiles_,
-           g,
-           mask,
-           {query, key, {}, {}},
-           detail::plan_call<Real>(tiles_, g, mask, {}, 0, false),
-           Real(1.0 / std::sqrt(double(g.dim_qk))),
-           keys_,
-           {}} {}
+        c_(make_context(tiles_, g, mask, Operands<Real>{{query, key}}, keys_, Options{},
+                        detail::plan_call<Real>(tiles_, g, mask, {}, 0, false))) {}
   PairWalk(const PairWalk&) = delete;  // the context refers to its op and keys
 
   [[nodiscard]] Index units() const {

@@ -48,14 +48,12 @@ template <class Real>
                                            const Mask<Real>& mask, const Saved<Real>* saved,
                                            const WeightRequest& request, const Options& options) {
   using Worker = WeightWorker<Real>;
-  const std::string where = door_name("heed::measure_weights", options.name);
-  require_options<Real>(options, where);
-  refuse_share(in, where);
-  const Geometry g = geometry_of(op, in, where);
-  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  if (saved)
-    check_saved(op, *saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
-                where);
+  const OpenCall<Real> open = open_call({.name = "heed::measure_weights", .pages = true}, op,
+                                        CallArguments<Real>{in, mask, options});
+  const Geometry& g = open.geometry;
+  const std::string& where = open.where;
+  const BoundMask<Real> bound = open.bound_mask(options.threads);
+  if (saved) open.check(*saved);
   require(request.links >= 1, where, ": links is ", request.links, ", it must be at least 1");
   // A row has no more links than keys.
   const Index per_row = std::min(request.links, std::max<Index>(1, g.len_kv));
@@ -74,36 +72,22 @@ template <class Real>
     numbers->assign(sets.size(), std::vector<double>(rows));
 
   WidenedTensors<Real> copies(options.threads);
-  Operands<Real> operands{copies.read(in.query), copies.read(in.key), in.value,
-                          copies.read(in.extra)};
+  Operands<Real> operands{{.query = copies.read(in.query),
+                           .key = copies.read(in.key),
+                           .value = in.value,
+                           .extra = copies.read(in.extra),
+                           .query_inputs = copies.read(in.query_inputs),
+                           .key_inputs = copies.read(in.key_inputs)}};
   if (op.readout.traits.uses_own_rows) operands.value = copies.read(in.value);
-  [[maybe_unused]] const auto inputs =
-      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, open.threads(), operands);
   KeySide<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
-  const CallContext<Real> c{op,
-                            g,
-                            bound,
-                            operands,
-                            plan_call<Real>(op, g, bound, options, pages, false),
-                            Real(scale_of(op, g, options)),
-                            keys,
-                            options.dropout,
-                            options.precision.products()};
-  const Index panels = c.plan.panels, units = g.batch * g.heads * panels;
-  if (units == 0) return to;
-  const Index elements = scratch_elements<Real>(
-      [&](Scratch<Real>& scratch) { return Worker(c, saved, sets, to, scratch); });
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  keys.build(workers);
-  Dispenser dispenser(units);
-  run_workers(workers, [&](int) {
-    Scratch<Real> scratch(elements);
-    Worker worker(c, saved, sets, to, scratch);
-    // Longest panels come first: under a causal mask the last one.
-    for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-      worker.run(unit / panels / g.heads, unit / panels % g.heads, panels - 1 - unit % panels);
-  });
+  CallContext<Real> c = make_context(op, g, bound, operands, keys, options,
+                                     plan_call<Real>(op, g, bound, options, pages, false));
+  c.plan.group = 1;
+  run_groups(
+      c, options, [&](Scratch<Real>& scratch) { return Worker(c, saved, sets, to, scratch); },
+      [&](int workers) { keys.build(workers); });
   return to;
 }
 

@@ -21,7 +21,6 @@
 // Memory    O(len) per rank for K and V, and for dK and dV in backward; the rest O(len / ranks)
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
 
-#include <heed/engine/backward_stage.hpp>
 #include <heed/engine/shared_op.hpp>
 #include <heed/mpi/messages.hpp>
 
@@ -380,11 +379,14 @@ class GatherCall : GatherSide<Real, Comm> {
           [&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
             if (piece != stage.piece) return;
             const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
-            Driver::backward_stage(
-                tiles(), vjps(), in, mask_, saved.pieces[n], own(out),
-                {own(output.out), own(output.lse), own(output.steps)},
-                {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}, on,
-                last, grad_op ? &sums : nullptr, options_);
+            Driver::backward(
+                tiles(), vjps(),
+                {{in, mask_, options_},
+                 saved.pieces[n],
+                 own(out),
+                 {own(output.out), own(output.lse), own(output.steps)},
+                 {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}},
+                grad_op ? &sums : nullptr, &on, last);
           });
       if (!last && stages[s + 1].rank != stage.rank)
         Side::send_state(stages[s + 1].rank, parts(), on.sums);

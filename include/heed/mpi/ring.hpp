@@ -24,8 +24,8 @@
 // Bounds    a row whose visible scores within one shard are all -infinity is NaN, as where parts merge (engine/partial.hpp)
 
 #include <heed/engine/doors.hpp>
-#include <heed/engine/readout_pass.hpp>
 #include <heed/mpi/gather.hpp>
+#include <heed/mpi/readout_pass.hpp>
 
 #include <algorithm>
 #include <numeric>
@@ -422,9 +422,11 @@ class RingCall {
     return geometry(piece, Op::ReadoutType::uses_own_rows ? piece : Tokens{g_.len_kv, g_.len_kv});
   }
   [[nodiscard]] Operands<Real> readout(const Tokens& piece, Index first) const {
-    Operands<Real> in{whole_rows(query_, first, piece), key_, value_,
-                      whole_rows(extra_, first, piece)};
-    in.part_inputs.readout_query =
+    Operands<Real> in{{.query = whole_rows(query_, first, piece),
+                       .key = key_,
+                       .value = value_,
+                       .extra = whole_rows(extra_, first, piece)}};
+    in.readout_query =
         whole_rows(heed::detail::columns_of(query_inputs_, Columns::readout_query), first, piece);
     if constexpr (Op::ReadoutType::uses_own_rows) {
       in.key = whole_rows(key_, first, piece);

@@ -10,7 +10,7 @@
 // costs nearly twice the mean, while all zig-zag shards cost the same up to a step. A rank's
 // tensors hold its pieces one behind the other, in the order of their tokens.
 //
-// Pieces are cut at multiples of a step, share_step() of the call (engine/share.hpp), and at the
+// Pieces are cut at multiples of a step, share_step() of the call (engine/doors.hpp), and at the
 // end of the sequence, so that tokens which one process computes together stay together. Pieces
 // differ by one step at most; with fewer steps than pieces some are empty.
 

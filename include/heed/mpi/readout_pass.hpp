@@ -18,7 +18,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// The queries of a call, or of a share of it, panel by panel. `in` has its tensors as the engine reads them (held_rows.hpp).
+// The queries of a call, or of a share of it, panel by panel. `in` has its tensors as the engine reads them (rows_of_call()).
 template <class Real>
 class ReadoutPass {
  public:
@@ -26,13 +26,8 @@ class ReadoutPass {
               const Options& options)
       : mask_(none_, g, "heed: a readout"),
         keys_(op, g, in.key),
-        c_{op,
-           g,
-           mask_,
-           in,
-           plan_call<Real>(op, g, mask_, options, 0, true),
-           Real(scale_of(op, g, options)),
-           keys_},
+        c_(make_context(op, g, mask_, in, keys_, options,
+                        plan_call<Real>(op, g, mask_, options, 0, true))),
         threads_(resolve_threads(options.threads)) {
     c_.plan.vectors = kPanelVectors;
     c_.plan.lanes = kPanelLanes<Real>;
