@@ -21,6 +21,7 @@
 // Memory    O(len) per rank for K and V, and for dK and dV in backward; the rest O(len / ranks)
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
 
+#include <heed/engine/doors.hpp>
 #include <heed/engine/shared_op.hpp>
 #include <heed/mpi/messages.hpp>
 
@@ -343,8 +344,9 @@ class GatherCall : GatherSide<Real, Comm> {
             const auto& of_grads, std::vector<double>& sums) {
           std::optional<OpGradient<Real>> of_piece;
           if (grad_op) of_piece.emplace(vjps());
-          Driver::backward(tiles(), vjps(), in, mask_, of_saved, of_out, of_output, of_grads,
-                           of_piece ? &*of_piece : nullptr, options_);
+          Driver::backward(tiles(), vjps(),
+                           {{in, mask_, options_}, of_saved, of_out, of_output, of_grads},
+                           of_piece ? &*of_piece : nullptr);
           if (of_piece) of_piece->add_to(sums.data());
         },
         saved, out, output, grads, parameters);
@@ -459,7 +461,7 @@ class GatherCall : GatherSide<Real, Comm> {
   void run(const OpTiles<Real>& op, const Outputs<Real>& out, Saved<Real>* saved) const {
     Side::forward(
         [&](const Inputs<Real>& in, const Outputs<Real>& of_piece, heed::Saved<Real>* reports) {
-          Driver::forward(op, in, mask_, of_piece, reports, options_);
+          Driver::forward(op, {{in, mask_, options_}, of_piece, reports});
         },
         out, saved);
   }
