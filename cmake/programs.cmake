@@ -10,9 +10,9 @@ add_library(heed_own INTERFACE)
 target_link_libraries(heed_own INTERFACE heed::io $<$<BOOL:${HEED_NATIVE}>:heed::native>)
 # g++ 12 warns of impossible overlaps in its own std::string (-Wrestrict, GCC bug 105651) and of undefined
 # operands of the AVX-512 intrinsics that Eigen 3.4 calls (-Wmaybe-uninitialized).
-target_compile_options(
-  heed_own INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion ${HEED_COMPILER_MEMORY}
-                     "$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-maybe-uninitialized>")
+set(HEED_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                  "$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-maybe-uninitialized>")
+target_compile_options(heed_own INTERFACE ${HEED_WARNINGS} ${HEED_COMPILER_MEMORY})
 if(HEED_SANITIZE)
   target_compile_options(heed_own INTERFACE -O1 -g1 -UNDEBUG -fsanitize=${HEED_SANITIZE}
                                             -fno-sanitize-recover=all -fno-omit-frame-pointer)

@@ -9,6 +9,7 @@
 
 #include <heed/engine/op_door.hpp>
 #include <heed/mask/bound_mask.hpp>
+#include <heed/simd/panel_gemm.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -19,6 +20,12 @@ extern template struct Mask<float>;
 extern template struct Mask<double>;
 extern template class BoundMask<float>;
 extern template class BoundMask<double>;
+extern template void detail::panel_product<float>(Store, Index, Index, int,
+                                                  const SegmentedBroadcast<float>&, const float*,
+                                                  Index, float*, Index, float*, const float*);
+extern template void detail::panel_product<double>(Store, Index, Index, int,
+                                                   const SegmentedBroadcast<double>&, const double*,
+                                                   Index, double*, Index, double*, const double*);
 
 }  // namespace HEED_ABI
 }  // namespace heed

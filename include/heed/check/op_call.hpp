@@ -16,6 +16,8 @@
 #include <heed/core/random.hpp>
 #include <heed/engine/doors.hpp>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -41,10 +43,19 @@ struct CallNumbers {
   std::vector<Real> query_inputs = {}, key_inputs = {};
 };
 
-// Normal numbers, the same for the same geometry; beyond a million they repeat.
+// What the tensors of an op's call depend on beside the geometry.
+struct CallColumns {
+  Index extra, query_inputs, key_inputs, maps;
+};
 template <class Op>
-[[nodiscard]] CallNumbers<typename Op::Scalar> normal_numbers(const Op& op, const Geometry& g) {
-  using Real = typename Op::Scalar;
+[[nodiscard]] CallColumns call_columns(const Op& op, const Geometry& g) {
+  return {op.extra_dim(g), InputColumns<Op>::query, InputColumns<Op>::key,
+          Op::NormaliserType::maps};
+}
+
+// Normal numbers, the same for the same geometry; beyond a million they repeat.
+template <class Real>
+[[nodiscard]] CallNumbers<Real> normal_numbers(const CallColumns& columns, const Geometry& g) {
   constexpr std::size_t distinct = 1 << 20;
   std::uint64_t stream = 0;
   const auto draw = [&](const Shape& shape) {
@@ -58,24 +69,24 @@ template <class Op>
   numbers.query = draw(g.query_shape());
   numbers.key = draw(g.key_shape());
   numbers.value = draw(g.value_shape());
-  numbers.extra = draw(g.extra_shape(op.extra_dim(g)));
+  numbers.extra = draw(g.extra_shape(columns.extra));
   numbers.grad_out = draw(g.out_shape());
-  numbers.query_inputs = draw({g.batch, g.heads, g.len_q, InputColumns<Op>::query});
-  numbers.key_inputs = draw({g.batch, g.heads, g.len_kv, InputColumns<Op>::key});
+  numbers.query_inputs = draw({g.batch, g.heads, g.len_q, columns.query_inputs});
+  numbers.key_inputs = draw({g.batch, g.heads, g.len_kv, columns.key_inputs});
   return numbers;
 }
-
 template <class Op>
-class OpCall {
- public:
-  using Real = typename Op::Scalar;
+[[nodiscard]] CallNumbers<typename Op::Scalar> normal_numbers(const Op& op, const Geometry& g) {
+  return normal_numbers<typename Op::Scalar>(call_columns(op, g), g);
+}
 
+// What an OpCall holds and does that knows no op; compiled once for all ops of a scalar.
+template <class Real>
+class CallOfAnyOp {
+ public:
   // Members that may be changed between calls, as long as sizes stay.
-  Op op;
   Mask<Real> mask;
   Options options;
-  // After backward(): the gradients of the parameters.
-  Op grad_op;
   // After forward(): what backward() reads.
   Saved<Real> saved;
   // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's tensors. The memory of
@@ -89,73 +100,10 @@ class OpCall {
   // (batch, heads, len_q, step_columns), likewise, of ops that give steps: see steps_shape().
   std::vector<Real> steps, grad_steps;
 
-  // A call on normal_numbers().
-  OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
-      : OpCall(of, g, std::move(under), with, normal_numbers(of, g)) {}
-
-  // A call on `numbers`. Throws std::invalid_argument where they do not fit the geometry. The number of heads of the inputs
-  // per token follows from their count; forward() checks whether they and the extra input fit the op.
-  OpCall(Op of, const Geometry& g, Mask<Real> under, const Options& with, CallNumbers<Real> numbers)
-      : op(of),
-        mask(std::move(under)),
-        options(with),
-        grad_op(std::move(of)),
-        query(std::move(numbers.query)),
-        key(std::move(numbers.key)),
-        value(std::move(numbers.value)),
-        extra(std::move(numbers.extra)),
-        grad_out(std::move(numbers.grad_out)),
-        query_inputs(std::move(numbers.query_inputs)),
-        key_inputs(std::move(numbers.key_inputs)),
-        geometry_(g),
-        extra_dim_(g.query_rows() > 0 ? Index(extra.size()) / g.query_rows() : op.extra_dim(g)) {
-    require_count(query, g.query_shape(), "query");
-    require_count(key, g.key_shape(), "key");
-    require_count(value, g.value_shape(), "value");
-    require_count(extra, extra_shape(), "extra");
-    require_count(grad_out, g.out_shape(), "grad_out");
-    require_count(query_inputs, query_inputs_shape(), "query_inputs");
-    require_count(key_inputs, key_inputs_shape(), "key_inputs");
-    allocate(out, g.out_shape());
-  }
-
-  // A call on the tensors of the caller, which must outlive it.
-  OpCall(Op of, const CallViews<Real>& tensors, Mask<Real> under = {}, const Options& with = {})
-      : op(of),
-        mask(std::move(under)),
-        options(with),
-        grad_op(std::move(of)),
-        borrowed_(tensors),
-        borrows_(true) {
-    const Shape &q = tensors.inputs.query.shape(), &k = tensors.inputs.key.shape(),
-                &v = tensors.inputs.value.shape();
-    geometry_ = {q.batch, tensors.out.shape().heads, q.heads, k.heads, q.len, k.len, q.dim,
-                 v.dim,   tensors.inputs.first_query};
-    geometry_.queries_at_end = tensors.inputs.queries_at_end;
-  }
-
   [[nodiscard]] const Geometry& geometry() const { return geometry_; }
 
   [[nodiscard]] Shape lse_shape() const {
-    return {geometry_.batch, geometry_.heads, geometry_.len_q, Op::NormaliserType::maps};
-  }
-
-  [[nodiscard]] Shape steps_shape() const {
-    return {geometry_.batch, geometry_.heads, geometry_.len_q, op.readout.step_columns(geometry_)};
-  }
-
-  void forward() { heed::forward(op, inputs(), mask, outputs(), &saved, options); }
-  // Runs forward() without saving what backward() needs.
-  void infer() { heed::forward(op, inputs(), mask, outputs(), nullptr, options); }
-
-  // Needs a forward() before it.
-  void backward() {
-    allocate_gradients();
-    OutputGradients<Real> output = grad_out_view();
-    if (!grad_lse.empty()) output.lse = {grad_lse.data(), lse_shape()};
-    if (!grad_steps.empty()) output.steps = {grad_steps.data(), steps_shape()};
-    heed::backward(op, inputs(), mask, saved, out_view(), output, gradient_views(), &grad_op,
-                   options);
+    return {geometry_.batch, geometry_.heads, geometry_.len_q, columns_.maps};
   }
 
   [[nodiscard]] Inputs<Real> inputs() const {
@@ -167,8 +115,8 @@ class OpCall {
     in.first_query = geometry_.first_query;
     in.queries_at_end = geometry_.queries_at_end;
     if (extra_dim_ > 0) in.extra = {extra.data(), extra_shape()};
-    if (Columns::query > 0) in.query_inputs = {query_inputs.data(), query_inputs_shape()};
-    if (Columns::key > 0) in.key_inputs = {key_inputs.data(), key_inputs_shape()};
+    if (columns_.query_inputs > 0) in.query_inputs = {query_inputs.data(), query_inputs_shape()};
+    if (columns_.key_inputs > 0) in.key_inputs = {key_inputs.data(), key_inputs_shape()};
     return in;
   }
   [[nodiscard]] StoredView<Real> out_view() {
@@ -180,9 +128,75 @@ class OpCall {
     return {grad_out.data(), geometry_.out_shape()};
   }
 
-  // The tensors by name, as double: query, key, value, extra, query_inputs, key_inputs and bias where the call has them,
-  // then the parameters under their parts (named_params). A gradient has the name of its tensor.
-  [[nodiscard]] std::vector<NamedTensor> tensors() const {
+ protected:
+  CallOfAnyOp(const CallColumns& columns, const Geometry& g, Mask<Real> under, const Options& with,
+              CallNumbers<Real> numbers)
+      : mask(std::move(under)),
+        options(with),
+        query(std::move(numbers.query)),
+        key(std::move(numbers.key)),
+        value(std::move(numbers.value)),
+        extra(std::move(numbers.extra)),
+        grad_out(std::move(numbers.grad_out)),
+        query_inputs(std::move(numbers.query_inputs)),
+        key_inputs(std::move(numbers.key_inputs)),
+        columns_(columns),
+        geometry_(g),
+        extra_dim_(g.query_rows() > 0 ? Index(extra.size()) / g.query_rows() : columns.extra) {
+    require_count(query, g.query_shape(), "query");
+    require_count(key, g.key_shape(), "key");
+    require_count(value, g.value_shape(), "value");
+    require_count(extra, extra_shape(), "extra");
+    require_count(grad_out, g.out_shape(), "grad_out");
+    require_count(query_inputs, query_inputs_shape(), "query_inputs");
+    require_count(key_inputs, key_inputs_shape(), "key_inputs");
+    allocate(out, g.out_shape());
+  }
+
+  CallOfAnyOp(const CallColumns& columns, const CallViews<Real>& tensors, Mask<Real> under,
+              const Options& with)
+      : mask(std::move(under)),
+        options(with),
+        columns_(columns),
+        borrowed_(tensors),
+        borrows_(true) {
+    const Shape &q = tensors.inputs.query.shape(), &k = tensors.inputs.key.shape(),
+                &v = tensors.inputs.value.shape();
+    geometry_ = {q.batch, tensors.out.shape().heads, q.heads, k.heads, q.len, k.len, q.dim,
+                 v.dim,   tensors.inputs.first_query};
+    geometry_.queries_at_end = tensors.inputs.queries_at_end;
+  }
+
+  [[nodiscard]] Outputs<Real> outputs(const Shape& steps_shape) {
+    Outputs<Real> to = out_view();
+    if (!lse.empty()) to.lse = {lse.data(), lse_shape()};
+    if (!steps.empty()) to.steps = {steps.data(), steps_shape};
+    return to;
+  }
+  [[nodiscard]] OutputGradients<Real> output_gradients(const Shape& steps_shape) {
+    allocate_gradients();
+    OutputGradients<Real> output = grad_out_view();
+    if (!grad_lse.empty()) output.lse = {grad_lse.data(), lse_shape()};
+    if (!grad_steps.empty()) output.steps = {grad_steps.data(), steps_shape};
+    return output;
+  }
+  [[nodiscard]] Gradients<Real> gradient_views() {
+    if (borrows_) return borrowed_.grads;
+    Gradients<Real> grads{{grad_query.data(), geometry_.query_shape()},
+                          {grad_key.data(), geometry_.key_shape()},
+                          {grad_value.data(), geometry_.value_shape()},
+                          {},
+                          {}};
+    if (extra_dim_ > 0) grads.extra = {grad_extra.data(), extra_shape()};
+    if (columns_.query_inputs > 0)
+      grads.query_inputs = {grad_query_inputs.data(), query_inputs_shape()};
+    if (columns_.key_inputs > 0) grads.key_inputs = {grad_key_inputs.data(), key_inputs_shape()};
+    if (mask.bias.given()) grads.bias = {grad_bias.data(), mask.bias.shape()};
+    return grads;
+  }
+
+  // The tensors by name, and their gradients.
+  [[nodiscard]] std::vector<NamedTensor> named_tensors() const {
     const Inputs<Real> in = inputs();
     std::vector<NamedTensor> named;
     add(named, {{"query", in.query},
@@ -192,11 +206,9 @@ class OpCall {
                 {"query_inputs", in.query_inputs},
                 {"key_inputs", in.key_inputs},
                 {"bias", mask.bias}});
-    append(named, named_params(op));
     return named;
   }
-  // Needs a backward() before it.
-  [[nodiscard]] std::vector<NamedTensor> gradients() {
+  [[nodiscard]] std::vector<NamedTensor> named_gradients() {
     const Gradients<Real> grads = gradient_views();
     std::vector<NamedTensor> named;
     add(named, {{"query", grads.query},
@@ -206,17 +218,10 @@ class OpCall {
                 {"query_inputs", grads.query_inputs},
                 {"key_inputs", grads.key_inputs},
                 {"bias", grads.bias}});
-    append(named, named_params(grad_op));
     return named;
   }
 
  private:
-  [[nodiscard]] Outputs<Real> outputs() {
-    Outputs<Real> to = out_view();
-    if (!lse.empty()) to.lse = {lse.data(), lse_shape()};
-    if (!steps.empty()) to.steps = {steps.data(), steps_shape()};
-    return to;
-  }
   struct NamedView {
     const char* name;
     StoredView<const Real> view;
@@ -225,17 +230,12 @@ class OpCall {
     for (const NamedView& one : views)
       if (one.view.given()) named.push_back({one.name, dense_numbers<double>(one.view)});
   }
-  static void append(std::vector<NamedTensor>& named, std::vector<NamedTensor> more) {
-    for (NamedTensor& one : more) named.push_back(std::move(one));
-  }
-
-  using Columns = InputColumns<Op>;
   [[nodiscard]] Shape extra_shape() const { return geometry_.extra_shape(extra_dim_); }
   [[nodiscard]] Shape query_inputs_shape() const {
-    return inputs_shape(query_inputs, geometry_.len_q, Columns::query);
+    return inputs_shape(query_inputs, geometry_.len_q, columns_.query_inputs);
   }
   [[nodiscard]] Shape key_inputs_shape() const {
-    return inputs_shape(key_inputs, geometry_.len_kv, Columns::key);
+    return inputs_shape(key_inputs, geometry_.len_kv, columns_.key_inputs);
   }
   [[nodiscard]] Shape inputs_shape(const std::vector<Real>& inputs, Index len, Index count) const {
     const Index of_head = geometry_.batch * len * count;
@@ -263,24 +263,82 @@ class OpCall {
     allocate(grad_key_inputs, key_inputs_shape());
     allocate(grad_bias, mask.bias.shape());
   }
-  [[nodiscard]] Gradients<Real> gradient_views() {
-    if (borrows_) return borrowed_.grads;
-    Gradients<Real> grads{{grad_query.data(), geometry_.query_shape()},
-                          {grad_key.data(), geometry_.key_shape()},
-                          {grad_value.data(), geometry_.value_shape()},
-                          {},
-                          {}};
-    if (extra_dim_ > 0) grads.extra = {grad_extra.data(), extra_shape()};
-    if (Columns::query > 0) grads.query_inputs = {grad_query_inputs.data(), query_inputs_shape()};
-    if (Columns::key > 0) grads.key_inputs = {grad_key_inputs.data(), key_inputs_shape()};
-    if (mask.bias.given()) grads.bias = {grad_bias.data(), mask.bias.shape()};
-    return grads;
-  }
 
+  CallColumns columns_;
   Geometry geometry_;
   Index extra_dim_ = 0;
   CallViews<Real> borrowed_;
   bool borrows_ = false;
+};
+
+template <class Op>
+class OpCall : public CallOfAnyOp<typename Op::Scalar> {
+  using Base = CallOfAnyOp<typename Op::Scalar>;
+
+ public:
+  using Real = typename Op::Scalar;
+  using Base::mask, Base::options, Base::saved, Base::geometry, Base::inputs, Base::out_view;
+
+  // It may be changed between calls, as long as sizes stay.
+  Op op;
+  // After backward(): the gradients of the parameters.
+  Op grad_op;
+
+  // A call on normal_numbers().
+  OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
+      : OpCall(of, g, std::move(under), with, normal_numbers(of, g)) {}
+
+  // A call on `numbers`. Throws std::invalid_argument where they do not fit the geometry. The number of heads of the inputs
+  // per token follows from their count; forward() checks whether they and the extra input fit the op.
+  OpCall(Op of, const Geometry& g, Mask<Real> under, const Options& with, CallNumbers<Real> numbers)
+      : Base(call_columns(of, g), g, std::move(under), with, std::move(numbers)),
+        op(of),
+        grad_op(std::move(of)) {}
+
+  // A call on the tensors of the caller, which must outlive it.
+  OpCall(Op of, const CallViews<Real>& tensors, Mask<Real> under = {}, const Options& with = {})
+      : Base({0, InputColumns<Op>::query, InputColumns<Op>::key, Op::NormaliserType::maps}, tensors,
+             std::move(under), with),
+        op(of),
+        grad_op(std::move(of)) {}
+
+  [[nodiscard]] Shape steps_shape() const {
+    return {geometry().batch, geometry().heads, geometry().len_q,
+            op.readout.step_columns(geometry())};
+  }
+
+  void forward() {
+    heed::forward(op, inputs(), mask, this->outputs(steps_shape()), &saved, options);
+  }
+  // Runs forward() without saving what backward() needs.
+  void infer() {
+    heed::forward(op, inputs(), mask, this->outputs(steps_shape()), nullptr, options);
+  }
+
+  // Needs a forward() before it.
+  void backward() {
+    const OutputGradients<Real> output = this->output_gradients(steps_shape());
+    heed::backward(op, inputs(), mask, saved, out_view(), output, this->gradient_views(), &grad_op,
+                   options);
+  }
+
+  // The tensors by name, as double: query, key, value, extra, query_inputs, key_inputs and bias where the call has them,
+  // then the parameters under their parts (named_params). A gradient has the name of its tensor.
+  [[nodiscard]] std::vector<NamedTensor> tensors() const {
+    return with_params(this->named_tensors(), op);
+  }
+  // Needs a backward() before it.
+  [[nodiscard]] std::vector<NamedTensor> gradients() {
+    return with_params(this->named_gradients(), grad_op);
+  }
+
+ private:
+  [[nodiscard]] static std::vector<NamedTensor> with_params(std::vector<NamedTensor> named,
+                                                            const Op& of) {
+    std::vector<NamedTensor> params = named_params(of);
+    std::move(params.begin(), params.end(), std::back_inserter(named));
+    return named;
+  }
 };
 
 }  // namespace HEED_ABI
