@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine.hpp"
 
-#include <heed/simd/narrow_product.hpp>
+#include <heed/simd/few_products.hpp>
 
 #include <benchmark/benchmark.h>
 

@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("a query beside others has the bits that it has alone", "[few
                         TestType(0.7), TestType(1.5), TestType(0.2)};
   for (const Index len_q : {1, 2, 3, 5, 8, 9, 16, 19}) {
     // A panel of more queries takes another way, whose sums have another order.
-    if (std::min(len_q, Index(heed::kLanes<TestType>)) > heed::kNarrowRows<TestType>) continue;
+    if (std::min(len_q, Index(heed::kLanes<TestType>)) > heed::kFewRows<TestType>) continue;
     check_alone(heed::ScaledDot<TestType>{}, len_q);
     check_alone(dar, len_q);
   }

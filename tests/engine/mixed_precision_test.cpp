@@ -395,7 +395,7 @@ TEST_CASE("tensors of 16 bits have the same products in mixed precision as their
 TEST_CASE("few queries and the folded heads of one have the bits of Precision::storage",
           "[mixed]") {
   for (const Geometry& g :
-       {geometry(2, 16, 1, 1, 50, 8, 8), geometry(1, 2, 1, heed::kNarrowRows<float>, 50, 8, 8)})
+       {geometry(2, 16, 1, 1, 50, 8, 8), geometry(1, 2, 1, heed::kFewRows<float>, 50, 8, 8)})
     for (const Runner<float>& runner : runners<float, kBackward>(g, false)) {
       Call<float> call = random_call<float>(runner.geometry, runner.extra_dim);
       const Outcome<float> stored = forward(runner, call);

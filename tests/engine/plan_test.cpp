@@ -85,7 +85,7 @@ template <class T>
 [[nodiscard]] bool same(const Plan& a, const Plan& b) {
   return a.vectors == b.vectors && a.lanes == b.lanes && a.tile == b.tile && a.tiles == b.tiles &&
          a.group == b.group && a.panels == b.panels && a.wide_tile == b.wide_tile &&
-         a.share == b.share && a.wide_share == b.wide_share;
+         a.fraction == b.fraction && a.wide_fraction == b.wide_fraction;
 }
 
 constexpr int kCases = 3000;
@@ -216,8 +216,8 @@ TEST_CASE(
   CHECK(open.wide_tile == 0);
   CHECK(blocks.tile < open.tile);
   CHECK(blocks.wide_tile == open.tile);
-  CHECK(blocks.share < blocks.wide_share);
-  CHECK(blocks.share >= 1.0 / 16);
+  CHECK(blocks.fraction < blocks.wide_fraction);
+  CHECK(blocks.fraction >= 1.0 / 16);
 }
 
 TEST_CASE(

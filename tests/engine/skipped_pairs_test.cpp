@@ -132,7 +132,7 @@ void check_op(const Op& op) {
         INFO(c.name << ", key_tile " << key_tile << ", panel_vectors " << vectors);
         // A panel of few queries at the end is computed as a whole.
         const Index lanes = explain(op, g, c.mask, Pass::forward, {.panel_vectors = vectors}).lanes;
-        REQUIRE((c.len_q - 1) % lanes + 1 > kNarrowRows<Real>);
+        REQUIRE((c.len_q - 1) % lanes + 1 > kFewRows<Real>);
         const Index width = together<Real>(lanes);
         OpCall call(op, g, c.mask, {.threads = 1, .key_tile = key_tile, .panel_vectors = vectors});
         asked.start(c.len_q, c.len_kv);

@@ -24,7 +24,7 @@ const VisitingOrder kOrders[] = {{1, 1, 1, 1, 1}, {2, 3, 4, 1, 1}, {3, 4, 5, 1, 
 
 }  // namespace
 
-TEST_CASE("workers in any turn take every group once, each family by rank") {
+TEST_CASE("workers in any number take every group once, each family by rank") {
   const CounterRandom random(3);
   std::uint64_t drawn = 0;
   for (const VisitingOrder& order : kOrders)
@@ -40,7 +40,7 @@ TEST_CASE("workers in any turn take every group once, each family by rank") {
         const std::size_t w = *std::next(
             busy.begin(), std::ptrdiff_t(random.bits(drawn++) % std::uint64_t(busy.size())));
         const Index before = family[w];
-        const bool is_left = before != Visits::kNone && rank[std::size_t(before)] < order.ranks();
+        const bool is_left = before != Visits::kNone && rank[std::size_t(before)] < order.turns();
         const auto v = visits.next(family[w]);
         if (!v) {
           CHECK(!is_left);
@@ -54,7 +54,7 @@ TEST_CASE("workers in any turn take every group once, each family by rank") {
         CHECK(v->family == family[w]);
         CHECK(v->family == v->batch / order.family_batches * (order.heads / order.family_heads) +
                                v->head / order.family_heads);
-        CHECK(v->rank == rank[std::size_t(v->family)]++);
+        CHECK(v->turn == rank[std::size_t(v->family)]++);
         if (is_left) CHECK(v->family == before);  // a worker stays with its family
       }
       CHECK(Index(seen.size()) == order.batches * order.heads * order.groups);
@@ -73,7 +73,7 @@ TEST_CASE("ordered sums have the same bits for any number of workers") {
       run_workers(workers, [&](int w) {
         Index family = Visits::kNone;
         while (const auto v = visits.next(family)) {
-          const std::uint64_t id = std::uint64_t(v->family * order.ranks() + v->rank);
+          const std::uint64_t id = std::uint64_t(v->family * order.turns() + v->turn);
           for (std::uint64_t wait = random.bits(id + 1000 * std::uint64_t(w)) % 64; wait > 0;
                --wait)
             std::this_thread::yield();

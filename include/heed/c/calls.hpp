@@ -181,7 +181,7 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     write_entries(gradients, from.parameters, from.parameter_count, request.where);
   }
   void jvp(const Request<Real>& request, const JvpRequest<Real>& from) const override {
-    if constexpr (detail::moving_parts<Op>().all()) {
+    if constexpr (detail::jvp_parts<Op>().all()) {
       const Op op = op_of(request), direction = direction_of(op, request, from.along);
       check_apart(request, from);
       heed::jvp(op, request.in, mask_of_call(request), from.saved, from.out, from.along.inputs,
@@ -191,7 +191,7 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     }
   }
   void hvp(const Request<Real>& request, const HvpRequest<Real>& from) const override {
-    if constexpr (detail::moving_parts<Op>().all() && detail::twice_moving_parts<Op>().all()) {
+    if constexpr (detail::jvp_parts<Op>().all() && detail::hvp_parts<Op>().all()) {
       Op op = op_of(request), to_op;
       const Op direction = direction_of(op, request, from.along);
       const bool learns = from.parameter_count > 0;

@@ -164,7 +164,7 @@ template <AttentionOp Op>
 [[nodiscard]] OpReport check_jvp(const Op& op, const Geometry& g = detail::kCheckGeometry,
                                  GradcheckOptions options = {.max_entries_per_tensor = 32}) {
   static_assert(check_attention_op<Op>());
-  static_assert(detail::check_moving_op<Op>());
+  static_assert(detail::check_jvp_op<Op>());
   require_sizes(g, op.normaliser.query_heads(g.heads), "check_jvp");
   detail::require_something(g, "check_jvp");
   const auto exact = cast_op<double>(op);

@@ -98,7 +98,7 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
 // Notes each part of the op that keeps jvp() from taking it.
 template <class Op>
 void note_unmoved_parts(OpReport& report) {
-  constexpr MovingParts moving = moving_parts<Op>();
+  constexpr JvpParts moving = jvp_parts<Op>();
   const auto add = [&](bool moves, const char* why) {
     if (!moves) report.left_out.emplace_back("forward mode", std::string("no jvp() of it: ") + why);
   };
@@ -162,7 +162,7 @@ template <AttentionOp Op>
   detail::for_check_calls(exact, g, report, [&](OpCall<Exact>& call, const std::string& name) {
     detail::run_check_call(call);
     detail::check_call(call, name, options, report);
-    if constexpr (detail::moving_parts<Exact>().all())
+    if constexpr (detail::jvp_parts<Exact>().all())
       report.cases.emplace_back(
           "forward mode, " + name,
           detail::check_tangents_of(call, detail::CheckDirection(call), options.max_failures,

@@ -223,7 +223,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
         if (takes_turns) bias.wait(visit.family, visit.call);
         worker.run(visit, sums);
         // The last visitor passes all tiles behind the others of its family.
-        if (takes_turns && visit.rank + 1 == families.ranks(visit.turn)) bias.pass(visit.family);
+        if (takes_turns && visit.turn + 1 == families.turns(visit.number)) bias.pass(visit.family);
         // Where several calls run together, each is finished while its keys stand in cache.
         Call& call = *visited[std::size_t(visit.call)];
         if (!alone && call.leave())

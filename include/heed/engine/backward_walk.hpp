@@ -64,13 +64,13 @@ class BackwardWorker {
       : traits_(c.op.normaliser.traits),
         readout_(c.op.readout.traits),
         maps_(c.op.maps()),
-        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, true, scratch),
+        bf16_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, true, scratch),
         c_(c),
         s_(shared),
         work_(c_, scratch),
         own_(shared.vjps),
         group_(c_) {
-    if (c.pair_products) c_.mixed = &mixed_;
+    if (c.pair_products) c_.bf16 = &bf16_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(traits_.streams, g.len_kv);
@@ -111,7 +111,7 @@ class BackwardWorker {
         if (together) add_together(visit, t);
       });
       for (My& my : group_.active()) my.gradients.add_own_rows(t);
-      s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+      s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.turn);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
     for (My& my : group_.active()) {
@@ -160,7 +160,7 @@ class BackwardWorker {
           .store(my.delta + v * kLanes<Real>);
     my.gradients.take_output_gradient(my.dmixed);
     if constexpr (std::is_same_v<Real, float>)
-      if (my.gradients.mixes())
+      if (my.gradients.in_bf16())
         c_.pair_products->by_rows(my.dmixed.data, lanes, dim, lanes, my.paired, lanes);
   }
 
@@ -196,7 +196,7 @@ class BackwardWorker {
     for (const My& my : group_.active())
       same = same && my.tile.kind != TileKind::empty && my.tile.at.key == first.tile.at.key &&
              my.tile.at.keys == first.tile.at.keys && my.gradients.sums_plainly(my.tile) &&
-             my.gradients.mixes() == first.gradients.mixes();
+             my.gradients.in_bf16() == first.gradients.in_bf16();
     return same;
   }
 
@@ -210,7 +210,7 @@ class BackwardWorker {
 
   // dK += dscores^T Q, dV += weights^T dO over the queries of the group.
   void add_together(const VisitingOrder::Visit& visit, Index t) {
-    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.turn);
     const TilePlace& at = group_.first().tile.at;
     const Source& source = group_.first().panel.query[0].source();
     const Index lanes = c_.plan.lanes, active = Index(group_.active().size());
@@ -233,7 +233,7 @@ class BackwardWorker {
             dv.row(at.batch, c_.geometry.kv_head(at.head), at.key), dv.strides().row);
     };
     if constexpr (std::is_same_v<Real, float>)
-      if (group_.first().gradients.mixes()) {
+      if (group_.first().gradients.in_bf16()) {
         const auto in_pairs = [&](const BfloatPair* pairs) {
           return Broadcast<BfloatPair>{pairs, c_.plan.group * lanes / 2, 1};
         };
@@ -271,8 +271,8 @@ class BackwardWorker {
   void weight_gradients(const My& my, const TilePlace& at, const LaneTile<Real>& x) {
     const Rows<Real> values = my.panel.values(at);
     if constexpr (std::is_same_v<Real, float>)
-      if (my.gradients.mixes())
-        return mixed_.dots(mixed_.value_columns, values, my.paired, c_.plan.vectors, x);
+      if (my.gradients.in_bf16())
+        return bf16_.dots(bf16_.value_columns, values, my.paired, c_.plan.vectors, x);
     tile_dots(at, c_.plan.vectors, values, my.dmixed, x);
   }
 
@@ -309,10 +309,10 @@ class BackwardWorker {
     s_.vjps.normaliser.weights_vjp(block, *own_.normaliser);
     panel.dropout.drop(block.weights, panel.whole_rows());
     for (Index i = 0; i < panel.place.rows; ++i)
-      if (panel.is_nan_row(i)) spoil_row(my, block, i);
+      if (panel.is_nan_row(i)) make_row_nan(my, block, i);
   }
   // Gradients of a row that forward has found to be NaN, and of what it has read.
-  void spoil_row(const My& my, const RowBlock<Real>& block, Index i) {
+  void make_row_nan(const My& my, const RowBlock<Real>& block, Index i) {
     const Real nan = std::numeric_limits<Real>::quiet_NaN();
     for (const auto& rows : block.dscores)
       if (rows.data) my.panel.spoil(rows, i, my.panel.seen_by_any.begin);
@@ -349,8 +349,8 @@ class BackwardWorker {
   const NormaliserTraits& traits_;
   const ReadoutTraits& readout_;
   const int maps_;
-  MixedTile mixed_;
-  Context c_;  // the call's, but for mixed_
+  Bf16Tile bf16_;
+  Context c_;  // the call's, but for bf16_
   BackwardShared<Real>& s_;
   TileScratch<Real> work_;
   OpGradient<Real> own_;  // parameter gradients of the group
@@ -398,8 +398,8 @@ void run_visits(const Families& families, int workers, Index elements, OrderedSu
   Visits visits(families);
   const auto work = [&](int w) {
     Desk& desk = desks[std::size_t(w)];
-    Index turn = Visits::kNone;
-    while (const auto visit = visits.next(turn)) {
+    Index number = Visits::kNone;
+    while (const auto visit = visits.next(number)) {
       if (visit->call != desk.call) {
         desk.worker.reset();
         desk.scratch.clear();

@@ -169,7 +169,7 @@ struct Options {
   Dropout dropout = {};
   // Precision of products; backward needs the same as forward. Mixed precision is fast where heed is compiled for AVX-512
   // BF16 (kHasPairProducts), and slower than float elsewhere. What a score reads of queries and keys beside q.k (norms,
-  // categories, projections) comes from rows that are not rounded. Panels of up to kNarrowRows queries, as in decoding, and
+  // categories, projections) comes from rows that are not rounded. Panels of up to kFewRows queries, as in decoding, and
   // calls whose heads are taken for queries of one head, are bound by memory and compute as with Precision::storage. Bounds
   // of the errors stand in check/mixed_bounds.hpp.
   Precision precision = {};

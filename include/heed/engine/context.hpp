@@ -5,7 +5,7 @@
 
 #include <heed/engine/keys.hpp>
 #include <heed/engine/plan.hpp>
-#include <heed/engine/tile/mixed.hpp>
+#include <heed/engine/tile/bf16.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/simd/instructions.hpp>
 
@@ -31,7 +31,7 @@ struct CallContext {
   const PairProducts* pair_products =
       nullptr;  // those of Options::precision, where the call heeds it
   // A worker's own, where precision is mixed.
-  MixedTile* mixed = nullptr;
+  Bf16Tile* bf16 = nullptr;
   // Where panels read keys and values: `in`, or a worker's tile of it.
   TensorView<const Real> key = in.key.plain(), value = in.value.plain();
 
@@ -83,7 +83,7 @@ struct CallContext {
   }
   // Are the products of a panel of this many queries those of pairs of bfloat16? With few they are bound by memory, and
   // stay as they are.
-  [[nodiscard]] bool mixes(Index rows) const { return mixed && rows > kNarrowRows<Real>; }
+  [[nodiscard]] bool in_bf16(Index rows) const { return bf16 && rows > kFewRows<Real>; }
   // Is panel `panel` of each head at hand?
   [[nodiscard]] bool holds(Index panel) const {
     const Index query = panel * plan.lanes;

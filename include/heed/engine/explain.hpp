@@ -71,7 +71,7 @@ void count_tiles(const CallContext<Real>& c, Pass pass, Explanation& e) {
           }
           ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
           e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
-          if (tile.at.rows <= kNarrowRows<Real>)
+          if (tile.at.rows <= kFewRows<Real>)
             e.computed_flops += per_pair * double(tile.at.keys * tile.at.rows);
           else
             for (int v = 0; v < c.plan.vectors; ++v)
@@ -96,7 +96,7 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
         " bytes and no fused multiply-add; -march=native is several times faster");
   if (e.units == 0) return say("nothing to compute");
   const Index last = g.len_q - (c.plan.panels - 1) * c.plan.lanes;
-  if (last <= kNarrowRows<Real>)
+  if (last <= kFewRows<Real>)
     say("the last panel holds ", last, last == 1 ? " query" : " queries",
         ": products along the columns, which read each key and value once for four queries");
   else if (last < c.plan.lanes)
@@ -111,12 +111,12 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
   const auto percent = [](double share) { return std::to_string(int(100 * share + 0.5)) + " %"; };
   if (c.plan.wide_tile > 0)
     say("tiles are ", c.plan.tile, " keys wide: the mask hides blocks, such tiles compute ",
-        percent(c.plan.share), " of the pairs, ", c.plan.wide_tile, " keys would compute ",
-        percent(c.plan.wide_share));
-  else if (c.mask.has_allowed() && c.plan.share > 0.9)
+        percent(c.plan.fraction), " of the pairs, ", c.plan.wide_tile, " keys would compute ",
+        percent(c.plan.wide_fraction));
+  else if (c.mask.has_allowed() && c.plan.fraction > 0.9)
     say("the boolean mask hides hardly a whole block of ", c.plan.tile, " keys by ", c.plan.lanes,
         " queries: hidden pairs are computed, too");
-  else if (c.mask.has_rules() && c.plan.share > 0.9)
+  else if (c.mask.has_rules() && c.plan.fraction > 0.9)
     say("the mask's function hides hardly a whole block of ", c.plan.tile, " keys by ",
         c.plan.lanes, " queries: hidden pairs are computed, too");
   if (c.mask.classifies_rules())
@@ -124,7 +124,7 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
         "says");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
   if (c.mask.soft_cap() != Real(0)) say("a soft cap takes a tanh per pair");
-  if (c.pair_products && g.len_q <= kNarrowRows<Real>)
+  if (c.pair_products && g.len_q <= kFewRows<Real>)
     say("precision is mixed, but products for so few queries stay as they are");
   else if (c.pair_products && !kHasPairProducts)
     say("precision is mixed, but compiled without -mavx512bf16: products of bfloat16 are put "

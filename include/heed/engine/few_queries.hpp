@@ -31,7 +31,7 @@ class FewQueries {
       : c_(c),
         stride_(whole_vectors<Real>(c.plan.tile)),
         dots_(most_queries(c)),
-        mixes_(most_queries(c)) {
+        accumulates_(most_queries(c)) {
     const Index rows = most_queries(c);
     rows_ = scratch.take(rows * stride_);
     projected_ = scratch.take(c.keys.needs().rank > 0 ? stride_ : 0);
@@ -40,7 +40,7 @@ class FewQueries {
   // The most queries of the panels that a worker takes together, where they may all be of few queries; else of the last
   // panel.
   [[nodiscard]] static Index most_queries(const CallContext<Real>& c) {
-    const Index len = c.geometry.len_q, most = kNarrowRows<Real>;
+    const Index len = c.geometry.len_q, most = kFewRows<Real>;
     const bool together = len <= most || c.plan.lanes <= most;
     return (together ? c.plan.group : 1) * std::min(len, most);
   }
@@ -54,7 +54,7 @@ class FewQueries {
       dots_.clear();
       for (const Part& part : run)
         for (Index i = 0; i < part.tile.at.rows; ++i)
-          dots_.emplace(part.panel->query[0].narrow_row(i), row(part, i));
+          dots_.emplace(part.panel->query[0].few_row(i), row(part, i));
       const TilePlace& at = run[0].tile.at;
       run[0].panel->query[0].dot_keys(at, {dots_.data(), dots_.size()});
     });
@@ -100,32 +100,32 @@ class FewQueries {
   // stored.
   void mix(std::span<const Part> parts) {
     for_runs(parts, true, [&](std::span<const Part> run) {
-      mixes_.clear();
+      accumulates_.clear();
       for (const Part& part : run)
         for (Index i = 0; i < part.tile.at.rows && !part.tile.hides_pairs; ++i)
-          mixes_.emplace(row(part, i), part.out.data + i);
+          accumulates_.emplace(row(part, i), part.out.data + i);
       const TilePlace& at = run[0].tile.at;
       const StoredView<const Real>& value = c_.in.value;
       const Index head = c_.geometry.kv_head(at.head), columns = c_.geometry.dim_v;
-      const Index count = Index(mixes_.size()), lanes = c_.plan.lanes;
+      const Index count = Index(accumulates_.size()), lanes = c_.plan.lanes;
       if (value.narrow())
-        value.storage()->mix(value.rows(at.batch, head, at.key), at.keys, columns, mixes_.data(),
-                             count, 1, lanes);
+        value.storage()->mix(value.rows(at.batch, head, at.key), at.keys, columns,
+                             accumulates_.data(), count, 1, lanes);
       else
-        row_mix(rows_of(value.plain(), at.batch, head, at.key), at.keys, columns, mixes_.data(),
-                count, 1, lanes);
+        row_accumulate(rows_of(value.plain(), at.batch, head, at.key), at.keys, columns,
+                       accumulates_.data(), count, 1, lanes);
     });
   }
   // The same where pairs are hidden. What the value of a hidden key holds does not matter; `copy` has room for the
   // tile's values.
-  void mix_visible(const Part& part, const Rows<Real>& values, Real* copy) const {
+  void accumulate_visible(const Part& part, const Rows<Real>& values, Real* copy) const {
     const PanelTile& tile = part.tile;
     const bool finite = all_finite(values);
     for (Index i = 0; i < tile.at.rows; ++i) {
       const Rows<Real> own = finite ? values : without_hidden(tile.at, i, values, copy);
-      const MixQuery<Real> query{row(part, i), part.out.data + i};
-      row_mix(StoredRows<Real>{own.data, own.stride}, own.count, own.columns, &query, 1, 1,
-              part.out.lanes);
+      const AccumulateQuery<Real> query{row(part, i), part.out.data + i};
+      row_accumulate(StoredRows<Real>{own.data, own.stride}, own.count, own.columns, &query, 1, 1,
+                     part.out.lanes);
     }
   }
 
@@ -179,7 +179,7 @@ class FewQueries {
   const CallContext<Real>& c_;
   Index stride_;
   FixedList<DotQuery<Real>> dots_;
-  FixedList<MixQuery<Real>> mixes_;
+  FixedList<AccumulateQuery<Real>> accumulates_;
   Real *rows_, *projected_, *hidden_;
 };
 

@@ -149,7 +149,7 @@ class ForwardCall {
   void work(Worker& worker, Index item) {
     if (parts_ > 1) {
       const Index unit = item / parts_, n = item % parts_;
-      return worker.mix_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
+      return worker.accumulate_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
     }
     // Longest groups first: under a causal mask the last one.
     const Index groups = c_->groups_of(c_->geometry.group()), head = item / groups;

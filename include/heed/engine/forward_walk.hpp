@@ -54,7 +54,7 @@ class ForwardWorker {
         maps_(c.op.maps()),
         keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
         values_(c.in.value, c.plan.tile, false, scratch),
-        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, false, scratch),
+        bf16_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, false, scratch),
         c_(c),
         to_(out),
         saved_(saved),
@@ -67,7 +67,7 @@ class ForwardWorker {
         seers_(c.plan.group) {
     c_.key = keys_.view();
     c_.value = values_.view();
-    if (c.pair_products) c_.mixed = &mixed_;
+    if (c.pair_products) c_.bf16 = &bf16_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c_, scratch);
     scores_ = take_lanes(scratch, tile, lanes);
@@ -82,28 +82,28 @@ class ForwardWorker {
     start(b, kv_head, group);
     load_queries();
     if (traits_.streams) {
-      mix_streaming();
+      accumulate_streaming();
       for (My& my : active()) finish(my);
     } else {
-      mix_rows();
+      accumulate_rows();
     }
     if (saved_ && !saved_->mixed.empty())
       for (const My& my : active()) save_mixed(my);
   }
 
   // One of `parts` parts of the keys: leaves states and sums in `to`, which has room for part_elements() numbers.
-  void mix_part(Index b, Index kv_head, Index part, Index parts, Real* to) {
+  void accumulate_part(Index b, Index kv_head, Index part, Index parts, Real* to) {
     start(b, kv_head, 0);
     load_queries();
     tiles_ = {part * c_.plan.tiles / parts, (part + 1) * c_.plan.tiles / parts};
-    mix_streaming();
+    accumulate_streaming();
     for (const My& my : active()) {
       std::copy_n(my.states.data, states_size(), to);
       std::copy_n(my.out.data, out_size(), to + states_size());
       to += panel_elements();
     }
   }
-  // Joins what mix_part() has left of all parts, and leaves the rows normalised in lanes.
+  // Joins what accumulate_part() has left of all parts, and leaves the rows normalised in lanes.
   void join_parts(Index b, Index kv_head, Index parts, Real* from) {
     start(b, kv_head, 0);
     Index n = 0;
@@ -137,7 +137,7 @@ class ForwardWorker {
     products_.forget();
     built_tile_ = -1;
     few_queries_ = true;
-    for (My& my : active()) few_queries_ = few_queries_ && my.panel.place.rows <= kNarrowRows<Real>;
+    for (My& my : active()) few_queries_ = few_queries_ && my.panel.place.rows <= kFewRows<Real>;
   }
 
   void load_queries() {
@@ -169,7 +169,7 @@ class ForwardWorker {
   void for_tiles(Load&& load, Body&& body) {
     for (Index t = tiles_.begin; t < tiles_.end; ++t) {
       load(t);
-      mixed_.forget();
+      bf16_.forget();
       body(t);
     }
   }
@@ -177,7 +177,7 @@ class ForwardWorker {
   // Invariant, behind each tile: of all keys j so far, with the state as it is
   //   state.sum = sum_j weight(state, score_j),   out = sum_j weight(state, score_j) v_j
   // and the normaliser knows of a maximum that no score is above.
-  void mix_streaming() {
+  void accumulate_streaming() {
     for (My& my : active()) my.panel.load_states(my.states, nullptr);
     if (few_queries_)
       // They read keys and values as they are stored.
@@ -186,7 +186,7 @@ class ForwardWorker {
             if (lazy_keys_ && c_.keys.needs().any) load_tile(keys_, t);
           },
           [&](Index t) {
-            group_.for_parts(t, [&](const KeyRange& keys) { mix_few(active(), keys); });
+            group_.for_parts(t, [&](const KeyRange& keys) { accumulate_few(active(), keys); });
           });
     for_tiles(
         [&](Index t) {
@@ -195,12 +195,12 @@ class ForwardWorker {
         },
         [&](Index t) {
           group_.for_tile(t, [&](My& my, const PanelTile& tile) {
-            if (tile.kind != TileKind::empty) mix_streaming(my, tile);
+            if (tile.kind != TileKind::empty) accumulate_streaming(my, tile);
           });
         });
   }
 
-  // Numbers that mix_part() writes per panel: its states, and sums of values.
+  // Numbers that accumulate_part() writes per panel: its states, and sums of values.
   [[nodiscard]] Index states_size() const { return traits_.state_numbers * c_.plan.lanes; }
   [[nodiscard]] Index out_size() const { return c_.geometry.dim_v * c_.plan.lanes; }
   [[nodiscard]] Index panel_elements() const { return part_elements(c_) / c_.plan.group; }
@@ -239,7 +239,7 @@ class ForwardWorker {
   }
 
   // Panels of few queries and a part of a tile.
-  void mix_few(std::span<My> panels, const KeyRange& keys) {
+  void accumulate_few(std::span<My> panels, const KeyRange& keys) {
     parts_.clear();
     seers_.clear();
     Index queries = 0;
@@ -266,28 +266,28 @@ class ForwardWorker {
       if (!part.tile.hides_pairs) continue;
       const TilePlace& at = part.tile.at;
       values_.load(at.batch, c_.geometry.kv_head(at.head), at.key, at.keys);
-      few_.mix_visible(part, my.panel.values(at), products_.copy());
+      few_.accumulate_visible(part, my.panel.values(at), products_.copy());
     }
     few_.mix({parts_.data(), parts_.size()});
   }
 
-  void mix_streaming(My& my, const PanelTile& tile) {
-    if (tile.at.rows <= kNarrowRows<Real>)
-      return mix_few({&my, 1}, {tile.at.key, tile.at.key + tile.at.keys});
+  void accumulate_streaming(My& my, const PanelTile& tile) {
+    if (tile.at.rows <= kFewRows<Real>)
+      return accumulate_few({&my, 1}, {tile.at.key, tile.at.key + tile.at.keys});
     build_side_values(tile.at);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
     const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_);
     move_references(my);
     c_.op.normaliser.weigh(scores, tile.at, c_.plan.vectors, my.states);
-    mix_tile(my, tile, scores);
+    accumulate_tile(my, tile, scores);
   }
 
   // Builds the key features of the tile containing `at`, unless the group's previous panel already has.
   void build_side_values(const TilePlace& at) {
     if (!lazy_keys_) return;
     const Index tile = at.key / c_.plan.tile;
-    if (tile == built_tile_ && c_.keys.shares(built_head_, at.head)) return;
+    if (tile == built_tile_ && c_.keys.read_alike(built_head_, at.head)) return;
     built_tile_ = tile;
     built_head_ = at.head;
     const KeyRange keys = seen_keys(tile);
@@ -300,7 +300,7 @@ class ForwardWorker {
   }
 
   // All tiles: scores into whole rows; once: scores become weights; all tiles: out += V^T weights.
-  void mix_rows() {
+  void accumulate_rows() {
     for (My& my : active()) my.block = my.panel.row_block();
     for_tiles([&](Index t) { load_tile(keys_, t); },
               [&](Index t) {
@@ -318,12 +318,12 @@ class ForwardWorker {
               [&](Index t) {
                 group_.for_tile(t, [&](My& my, const PanelTile& tile) {
                   if (tile.kind != TileKind::empty)
-                    mix_tile(my, tile, my.panel.part_of(my.block.scores[0], tile.at));
+                    accumulate_tile(my, tile, my.panel.part_of(my.block.scores[0], tile.at));
                 });
               });
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
-        if (my.panel.is_nan_row(i)) spoil_row(my, i);
+        if (my.panel.is_nan_row(i)) make_row_nan(my, i);
       if (!saved_) continue;
       save_lse(my);
       save_diagnostics(my, my.block.diagnostics, 0, traits_.diagnostics);
@@ -341,7 +341,7 @@ class ForwardWorker {
   }
 
   // All that query i of the panel has given is NaN: all visible scores of a map are -infinity or NaN.
-  void spoil_row(My& my, Index i) {
+  void make_row_nan(My& my, Index i) {
     for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
     for (int m = 0; m < maps_; ++m)
       if (my.panel.rows.max[std::size_t(m)][i] == -kInfinity<Real>) my.panel.lse.row(m)[i] = kNan;
@@ -350,10 +350,10 @@ class ForwardWorker {
   }
 
   // out += V^T weights over one tile, dropout included.
-  void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights) {
+  void accumulate_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights) {
     my.panel.dropout.drop(weights, tile.at);
     products_.begin(my.panel, tile);
-    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &mixed_.value_rows);
+    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &bf16_.value_rows);
   }
 
   void write_out(My& my) {
@@ -391,8 +391,8 @@ class ForwardWorker {
   const ReadoutTraits& readout_;
   const int maps_;
   TileOfRows<Real> keys_, values_;
-  MixedTile mixed_;
-  Context c_;  // the call's, but for what keys_, values_ and mixed_ hold
+  Bf16Tile bf16_;
+  Context c_;  // the call's, but for what keys_, values_ and bf16_ hold
   OutputSet<TensorView<Real>> to_;
   Saved<Real>* saved_;
   KeySide<Real>* lazy_keys_;

@@ -31,22 +31,22 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // Which parts of an op hvp() can run.
-struct TwiceMovingParts {
+struct HvpParts {
   bool kind = true, table = true, transform = true;
   [[nodiscard]] constexpr bool all() const { return kind && table && transform; }
 };
 template <class Op>
-[[nodiscard]] consteval TwiceMovingParts twice_moving_parts() {
+[[nodiscard]] consteval HvpParts hvp_parts() {
   using Real = typename Op::Scalar;
   using Score = typename Op::ScoreType;
   using Normaliser = typename Op::NormaliserType;
-  TwiceMovingParts can;
+  HvpParts can;
   can.kind = mergeable<Normaliser> && !reads_inputs<Normaliser> && Op::ReadoutType::identity;
   can.table = !Score::has_table || table_by_distance<Score>;
   if constexpr (Score::has_transform)
-    can.transform = requires(
-        const Rebound<Score, MovingPack<Real>> score, const MovingRowInPlace<Real>& x,
-        const LaneSum<Real, MovingPack<Real>>& sum, Rebound<Score, MovingPack<Real>>& grad) {
+    can.transform =
+        requires(const Rebound<Score, DualPack<Real>> score, const DualRowInPlace<Real>& x,
+                 const LaneSum<Real, DualPack<Real>>& sum, Rebound<Score, DualPack<Real>>& grad) {
       score.transform_vjp(RowSide::key, Index(0), x, x, sum, grad);
     };
   return can;
@@ -54,8 +54,8 @@ template <class Op>
 
 // Fails to compile, with one sentence, where the op is not among those that hvp() carries.
 template <class Op>
-consteval bool check_twice_moving_op() {
-  constexpr TwiceMovingParts can = twice_moving_parts<Op>();
+consteval bool check_hvp_op() {
+  constexpr HvpParts can = hvp_parts<Op>();
   static_assert(can.kind,
                 "heed: hvp() carries ops whose weights are one softmax and whose rows are not read "
                 "out further; this op is of another kind (engine/hvp.hpp)");
@@ -114,17 +114,17 @@ void Driver<Real>::hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const 
   WidenedTensors<Real> copies(given.options.threads);
   auto operands = copies.template read_all<Operands<Real>>(given.in);
   const auto inputs = take_inputs(op, open.geometry, open.threads(), operands);
-  auto moving = copies.template read_all<TangentOperands<Real>>(given.d);
+  auto tangents = copies.template read_all<TangentOperands<Real>>(given.d);
   auto to = copies.template write_all<GradientOperands<Real>>(given.to);
   const HvpOperands<Real> outputs{copies.read(given.out), copies.read(given.grad_out),
                                   copies.read(given.grad_out_tangent)};
   const auto run = [&](const InputGradients<Real>& input_gradients) {
-    run_hvp(op, vjps, jvps, hvps, open.geometry, operands, bound, given.saved, outputs, moving, to,
-            input_gradients, grad_op, given.options);
+    run_hvp(op, vjps, jvps, hvps, open.geometry, operands, bound, given.saved, outputs, tangents,
+            to, input_gradients, grad_op, given.options);
   };
   if (inputs) {
-    SummedInputProducts<Real> products(hvps, *inputs, moving.key_inputs);
-    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
+    SummedInputProducts<Real> products(hvps, *inputs, tangents.key_inputs);
+    inputs->take_tangents(tangents.query_inputs, tangents.key_inputs);
     run(products.take(to.query_inputs, to.key_inputs));
     products.chain();
   } else {
@@ -159,7 +159,7 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
          const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
   using namespace detail;
   static_assert(check_attention_op<Op>());
-  static_assert(check_moving_op<Op>() && check_twice_moving_op<Op>());
+  static_assert(check_jvp_op<Op>() && check_hvp_op<Op>());
   const OpTilesOf<Op> of(op);
   with_direction(
       op, op_tangent, door_name("heed::hvp", options.name), [&](const OpJvpsOf<Op>& jvps) {

@@ -63,9 +63,9 @@ class SummedInputProducts {
  private:
   [[nodiscard]] Real product(Index b, Index h, Index t, Index c, double sum,
                              double sum_tangent) const {
-    const Moving x(double(sums_.terms().row(b, h, t)[c]),
-                   {tangent_.given() ? double(tangent_.row(b, h, t)[c]) : 0.0});
-    const Moving slope = hvps_.slope(x);
+    const DualNumber x(double(sums_.terms().row(b, h, t)[c]),
+                       {tangent_.given() ? double(tangent_.row(b, h, t)[c]) : 0.0});
+    const DualNumber slope = hvps_.slope(x);
     return Real(slope.value * sum_tangent + slope.grad[0] * sum);
   }
 

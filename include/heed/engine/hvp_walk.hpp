@@ -125,7 +125,7 @@ class HvpWorker {
   }
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
   void wait(const VisitingOrder::Visit& visit, Index t) const {
-    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.turn);
   }
 
   void load() {
@@ -301,7 +301,7 @@ class HvpWorker {
   // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
   void multiply_table() {
     std::fill(dtable_, dtable_ + table_size(), Real(0));
-    const MovingLanes<Real>& table = queries_.side.table;
+    const DualLanes<Real>& table = queries_.side.table;
     const auto add = [&](const LaneTile<Real>& dg, const PanelRows<Real>& of) {
       const Rows<Real>& rows = finite_ ? of.rows : of.clean;
       gemm_add(dg.rows, rows.count, rows.columns, Broadcast<Real>{dg.data, dg.lanes, 1}, rows.data,
@@ -321,7 +321,7 @@ class HvpWorker {
   OpGradient<Real> own_;  // tangents of the parameters' gradients
   Panel<Real> panel_;
   QueryTangents<Real> tangents_;
-  QuerySums<Real, MovingLanes<Real>> queries_;
+  QuerySums<Real, DualLanes<Real>> queries_;
   LaneTile<Real> states_;
   PanelProducts<Real> products_;
   PositionSums<Real> positions_;
@@ -379,12 +379,12 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
       [&] { shared.tiles.abandon(); });
   if (grad_op) shared.add_parameter_gradients(c, sums.total(), *grad_op);
   if (units > 0)
-    keys.template chain<MovingLanes<Real>>({hvps,
-                                            {&shared, &shared.tangents},
-                                            to.key,
-                                            grad_op ? grad_op->score.get() : nullptr,
-                                            to.key_inputs.given()},
-                                           workers);
+    keys.template chain<DualLanes<Real>>({hvps,
+                                          {&shared, &shared.tangents},
+                                          to.key,
+                                          grad_op ? grad_op->score.get() : nullptr,
+                                          to.key_inputs.given()},
+                                         workers);
   if (op.columns.any()) {
     sum_over_readers(shared.tangents.dquery_inputs, g.heads, 1, to.query_inputs, workers);
     sum_over_readers(shared.tangents.dkey_inputs, g.heads, 1, to.key_inputs, workers);

@@ -17,25 +17,25 @@ inline namespace HEED_ABI {
 
 // A tile on its way back, as ScoreBack, and how it moves.
 template <class Real>
-struct MovingBack {
-  MovingLanes<Real> dscores;  // in: dL/dscore; out: dL/d(q.k), over CallContext::row_factor()
-  LaneTile<Real> hidden;  // -infinity where a pair is hidden, else 0; data is null where none is
+struct DualScoreBack {
+  DualLanes<Real> dscores;  // in: dL/dscore; out: dL/d(q.k), over CallContext::row_factor()
+  LaneTile<Real> hidden;    // -infinity where a pair is hidden, else 0; data is null where none is
   Real *key_lanes, *key_tangent_lanes;    // out, [key_features][keys][W]
-  MovingLanes<Real> dfeatures;            // add, [query_features][lanes]
+  DualLanes<Real> dfeatures;              // add, [query_features][lanes]
   LaneTile<Real> dscalar_tangents;        // add, [scalars][lanes]
-  MovingLanes<Real> dtable;               // add, shaped as ScoreTile::table
+  DualLanes<Real> dtable;                 // add, shaped as ScoreTile::table
   PositionSums<Real>* position_tangents;  // add
   Real logit_part;
 };
 
 template <class Real>
-class ScoreHvps : public RowVjps<Real, MovingLanes<Real>> {
+class ScoreHvps : public RowVjps<Real, DualLanes<Real>> {
  public:
   // Hidden pairs contribute nothing. `moved`: the tangents of the scaled dot products, which stay.
   virtual void scores_vjp(const ScoreTile<Real>& tile, const ScoreTangentTile<Real>& moved,
-                          const MovingBack<Real>& back) const = 0;
+                          const DualScoreBack<Real>& back) const = 0;
   // The slope of summand(), and how it moves with x.
-  [[nodiscard]] virtual Moving slope(const Moving& x) const = 0;
+  [[nodiscard]] virtual DualNumber slope(const DualNumber& x) const = 0;
 };
 
 }  // namespace HEED_ABI

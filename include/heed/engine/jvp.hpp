@@ -27,43 +27,43 @@ namespace detail {
 
 // Parts with a form over dual numbers, which jvp() runs where they have no derivative of their own.
 template <class Score, class Real>
-concept HasMovingTransform = requires(const Rebound<Score, MovingPack<Real>> score,
-                                      const MovingRowInPlace<Real>& x) {
+concept HasDualTransform = requires(const Rebound<Score, DualPack<Real>> score,
+                                    const DualRowInPlace<Real>& x) {
   score.transform(RowSide::key, Index(0), x);
 };
 template <class Normaliser>
-concept HasMovingReference = requires(const Rebound<Normaliser, Moving> normaliser,
-                                      const LongHandRow<Moving>& row) {
-  { normaliser.reference(row) } -> std::convertible_to<std::vector<Moving>>;
+concept HasDualReference = requires(const Rebound<Normaliser, DualNumber> normaliser,
+                                    const LongHandRow<DualNumber>& row) {
+  { normaliser.reference(row) } -> std::convertible_to<std::vector<DualNumber>>;
 };
 template <class Op>
-concept HasMovingReadout = requires(const typename Op::template rebind<Moving> op,
-                                    ReadoutContext<Moving>& context) {
+concept HasDualReadout = requires(const typename Op::template rebind<DualNumber> op,
+                                  ReadoutContext<DualNumber>& context) {
   op.read_out_reference(context);
 };
 
 // Which parts of an op jvp() can run.
-struct MovingParts {
+struct JvpParts {
   bool transform = true, normaliser = true, readout = true;
   [[nodiscard]] constexpr bool all() const { return transform && normaliser && readout; }
 };
 template <class Op>
-[[nodiscard]] consteval MovingParts moving_parts() {
+[[nodiscard]] consteval JvpParts jvp_parts() {
   using Real = typename Op::Scalar;
   using Normaliser = typename Op::NormaliserType;
-  MovingParts can;
+  JvpParts can;
   if constexpr (Op::ScoreType::has_transform)
-    can.transform = HasMovingTransform<typename Op::ScoreType, Real>;
+    can.transform = HasDualTransform<typename Op::ScoreType, Real>;
   if constexpr (!Normaliser::streams && !HasRowJvp<Normaliser, Real> && HasRowVjp<Normaliser, Real>)
-    can.normaliser = HasMovingReference<Normaliser>;
-  if constexpr (!Op::ReadoutType::identity) can.readout = HasMovingReadout<Op>;
+    can.normaliser = HasDualReference<Normaliser>;
+  if constexpr (!Op::ReadoutType::identity) can.readout = HasDualReadout<Op>;
   return can;
 }
 
 // Fails to compile, with one sentence, where a part of the op has no form over dual numbers.
 template <class Op>
-consteval bool check_moving_op() {
-  constexpr MovingParts can = moving_parts<Op>();
+consteval bool check_jvp_op() {
+  constexpr JvpParts can = jvp_parts<Op>();
   static_assert(
       can.transform,
       "heed: jvp() runs transform() of rows over dual numbers; this one does not take them "
@@ -150,10 +150,10 @@ void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
   WidenedTensors<Real> copies(given.options.threads);
   auto operands = copies.template read_all<Operands<Real>>(given.in);
   const auto inputs = take_inputs(op, open.geometry, open.threads(), operands);
-  auto moving = copies.template read_all<TangentOperands<Real>>(given.d);
+  auto tangents = copies.template read_all<TangentOperands<Real>>(given.d);
   if (inputs) {
-    split_inputs(op.columns, moving);
-    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
+    split_inputs(op.columns, tangents);
+    inputs->take_tangents(tangents.query_inputs, tangents.key_inputs);
   }
   JvpOutputs<Real> to{.saved = given.saved, .tangent = copies.write_outputs(given.tangent)};
   if (given.written)
@@ -161,12 +161,12 @@ void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
   else
     to.known_out = copies.read(given.known_out);
   KeySide<Real> keys(op, open.geometry, operands.key, nullptr, {}, operands.key_inputs,
-                     {&jvps.score, moving.key, moving.key_inputs});
+                     {&jvps.score, tangents.key, tangents.key_inputs});
   const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
   const CallContext<Real> c =
       make_context(op, open.geometry, bound, operands, keys, given.options,
                    make_plan<Real>(open.geometry, bound, given.options, row_tiles, 0, true));
-  walk_jvp(c, jvps, keys, moving, to, given.options);
+  walk_jvp(c, jvps, keys, tangents, to, given.options);
   copies.round();
 }
 
@@ -181,7 +181,7 @@ void with_direction(const Op& op, const Op* op_tangent, const std::string& where
 
 template <class Op, class Real>
 void open_jvp(const Op& op, const Op* op_tangent, const JvpArguments<Real>& given) {
-  static_assert(check_moving_op<Op>());
+  static_assert(check_jvp_op<Op>());
   const OpTilesOf<Op> of(op);
   with_direction(
       op, op_tangent, door_name("heed::jvp", given.options.name),

@@ -116,9 +116,9 @@ class JvpWorker {
       for (const auto& sums : {my.mixed, my.mixed_tangent, my.lse_tangent}) sums.fill(Real(0));
     }
     if (traits_.streams)
-      mix_streaming();
+      accumulate_streaming();
     else
-      mix_rows();
+      accumulate_rows();
     for (My& my : group_.active()) write(my);
   }
 
@@ -137,23 +137,23 @@ class JvpWorker {
                   const LaneTile<Real>& tangents, Real* top) {
     const TilePlace& at = tile.at;
     const auto& side = my.panel.query[std::size_t(m)];
-    const auto& moving = my.tangents[std::size_t(m)];
-    moving.dots(at, tangents, projected_tangents_);
+    const auto& side_tangents = my.tangents[std::size_t(m)];
+    side_tangents.dots(at, tangents, projected_tangents_);
     side.tile_scores(at, tile.kind, dots_, projected_, scores, top);
-    moving.scores(at, dots_, projected_, projected_tangents_, tangents, transposed_);
+    side_tangents.scores(at, dots_, projected_, projected_tangents_, tangents, transposed_);
   }
 
   // Invariant, behind each tile: over the keys j so far, with w as the state has it,
   //   mixed = sum w_j v_j (unless it is known),  mixed. = sum (A_j s_j.) v_j + w_j v_j.,  lse_tangent = sum B_j s_j.
-  void mix_streaming() {
+  void accumulate_streaming() {
     for (My& my : group_.active()) my.panel.load_states(my.states, to_.saved);
     for (Index t = 0; t < c_.plan.tiles; ++t)
       group_.for_tile(t, [&](My& my, const PanelTile& tile) {
-        if (tile.kind != TileKind::empty) mix_streaming(my, tile);
+        if (tile.kind != TileKind::empty) accumulate_streaming(my, tile);
       });
     for (My& my : group_.active()) finish(my);
   }
-  void mix_streaming(My& my, const PanelTile& tile) {
+  void accumulate_streaming(My& my, const PanelTile& tile) {
     const LaneTile<Real> scores = scores_.part(0, tile.at.keys),
                          tangents = tangents_.part(0, tile.at.keys);
     std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
@@ -162,7 +162,7 @@ class JvpWorker {
       scale_sums(my);
     jvps_.normaliser.weigh(scores, tangents, tile.at, c_.plan.vectors, my.states, finds_state(),
                            my.lse_tangent.row(0));
-    mix_tile(my, tile, scores, tangents);
+    accumulate_tile(my, tile, scores, tangents);
   }
   // What was added up, times rescale_.
   void scale_sums(My& my) {
@@ -173,8 +173,8 @@ class JvpWorker {
     }
   }
   // mixed += V^T w,  mixed. += V^T w. + V.^T w
-  void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights,
-                const LaneTile<Real>& tangents) {
+  void accumulate_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights,
+                       const LaneTile<Real>& tangents) {
     const TilePlace& at = tile.at;
     my.panel.dropout.drop(weights, at);
     my.panel.dropout.drop(tangents, at);
@@ -210,7 +210,7 @@ class JvpWorker {
   }
 
   // All tiles: scores and tangents of whole rows; once: both become weights and theirs; all tiles: the products.
-  void mix_rows() {
+  void accumulate_rows() {
     for (My& my : group_.active()) my.block = my.panel.row_block();
     for (Index t = 0; t < c_.plan.tiles; ++t)
       group_.for_tile(t, [&](My& my, const PanelTile& tile) {
@@ -227,8 +227,8 @@ class JvpWorker {
     for (Index t = 0; t < c_.plan.tiles; ++t)
       group_.for_tile(t, [&](My& my, const PanelTile& tile) {
         if (tile.kind != TileKind::empty)
-          mix_tile(my, tile, my.panel.part_of(my.panel.rows.scores[0], tile.at),
-                   my.panel.part_of(my.row_tangents[0], tile.at));
+          accumulate_tile(my, tile, my.panel.part_of(my.panel.rows.scores[0], tile.at),
+                          my.panel.part_of(my.row_tangents[0], tile.at));
       });
   }
   // Rows of scores become rows of weights, and likewise their tangents.
@@ -307,13 +307,13 @@ class JvpWorker {
 
 // Rows and their tangents through the readout, all at once: a readout may look at all rows of a call.
 template <class Real>
-void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
-                     const TangentOperands<Real>& d, const ReadoutRows<Real>& rows,
-                     const JvpOutputs<Real>& to) {
+void read_out_duals(const CallContext<Real>& c, const ReadoutJvps& readout,
+                    const TangentOperands<Real>& d, const ReadoutRows<Real>& rows,
+                    const JvpOutputs<Real>& to) {
   const ReadoutTraits& traits = c.op.readout.traits;
   const Geometry& g = c.geometry;
   const auto zip = [](const std::vector<Real>& values, const std::vector<Real>& tangents) {
-    std::vector<Moving> both;
+    std::vector<DualNumber> both;
     for (std::size_t n = 0; n < values.size(); ++n)
       both.push_back({double(values[n]), {double(tangents[n])}});
     return both;
@@ -321,7 +321,7 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
   // Rows of `heads` heads as row(view, b, h, t) finds them; none where they are not used.
   const auto dense = [&](bool used, const TensorView<const Real>& values,
                          const TensorView<const Real>& tangents, Index heads, auto&& row) {
-    std::vector<Moving> both;
+    std::vector<DualNumber> both;
     const Shape s = used ? values.shape() : Shape{};
     for (Index b = 0; b < s.batch; ++b)
       for (Index h = 0; h < heads; ++h)
@@ -336,7 +336,7 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
     return dense(used, values, tangents, values.shape().heads,
                  [](const auto& view, Index b, Index h, Index t) { return view.row(b, h, t); });
   };
-  ReadoutContext<Moving> context;
+  ReadoutContext<DualNumber> context;
   context.geometry = g;
   context.out = zip(rows.mixed, rows.mixed_tangent);
   context.query = of_tensor(traits.uses_query, c.in.query, d.query);
@@ -346,14 +346,14 @@ void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
   context.query_inputs = dense(
       traits.query_inputs > 0, c.in.readout_query, d.readout_query, g.heads,
       [&](const auto& view, Index b, Index h, Index t) { return input_row(view, g, b, h, t); });
-  const std::vector<Moving> lse = zip(rows.lse, rows.lse_tangent);
+  const std::vector<DualNumber> lse = zip(rows.lse, rows.lse_tangent);
   for (Index m = 0; m < c.op.maps(); ++m)
     context.lse.emplace_back(lse.begin() + m * g.query_rows(),
                              lse.begin() + (m + 1) * g.query_rows());
   context.diagnostics.assign(std::size_t(traits.diagnostics),
                              std::vector<double>(std::size_t(g.query_rows())));
   readout.read_out(context);
-  const auto write = [&](const std::vector<Moving>& from, Index columns,
+  const auto write = [&](const std::vector<DualNumber>& from, Index columns,
                          const TensorView<Real>& values, const TensorView<Real>& tangents) {
     std::size_t next = 0;
     for (Index b = 0; b < g.batch && !from.empty(); ++b)
@@ -385,8 +385,8 @@ void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real
   }
   run_groups(
       c, options, [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, to, rows, scratch); },
-      [&](int workers) { keys.template build<MovingLanes<Real>>(workers); });
-  if (reads_out) read_out_moving(c, jvps.readout, d, rows, to);
+      [&](int workers) { keys.template build<DualLanes<Real>>(workers); });
+  if (reads_out) read_out_duals(c, jvps.readout, d, rows, to);
 }
 
 }  // namespace detail

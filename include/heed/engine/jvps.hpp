@@ -11,14 +11,14 @@
 //   once per tile        scores(), weigh()
 
 #include <heed/autodiff/dual.hpp>
-#include <heed/engine/moving_lanes.hpp>
+#include <heed/engine/dual_lanes.hpp>
 #include <heed/engine/tiles.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
 // A number and its tangent.
-using Moving = Dual<double, 1>;
+using DualNumber = Dual<double, 1>;
 
 // The tangents of the pairs of a ScoreTile:
 //
@@ -39,7 +39,7 @@ struct ScoreTangentTile {
 };
 
 template <class Real>
-class ScoreJvps : public RowFormulas<Real, MovingLanes<Real>> {
+class ScoreJvps : public RowFormulas<Real, DualLanes<Real>> {
  public:
   // Does a parameter move that the transform may read?
   [[nodiscard]] virtual bool transform_moves() const = 0;
@@ -75,7 +75,7 @@ class ReadoutJvps {
  public:
   virtual ~ReadoutJvps() = default;
   // All rows of a call in long hand, on numbers that move.
-  virtual void read_out(ReadoutContext<Moving>& context) const = 0;
+  virtual void read_out(ReadoutContext<DualNumber>& context) const = 0;
 };
 
 // An op and a direction of its parameters. The parts must outlive it.

@@ -2,7 +2,7 @@
 #pragma once
 
 // Side values of keys: features, transformed and projected rows, and tables, computed once per call, ahead of it or tile by
-// tile on the way; and the way of their gradients back into dK. In forward mode the same of numbers that move, on MovingLanes:
+// tile on the way; and the way of their gradients back into dK. In forward mode the same of numbers that move, on DualLanes:
 //
 //   transform t(x)   t. = dt/dx x. + dt/dp p.       x. below is t. where there is one
 //   feature f(x)     f. = sum_c df/dx_c x._c
@@ -68,7 +68,7 @@ struct SideNeeds {
 // How keys, numbers of their tokens and a score's parameters move; those that are not given stand still.
 template <class Real>
 struct KeyDirection {
-  const RowFormulas<Real, MovingLanes<Real>>* score = nullptr;
+  const RowFormulas<Real, DualLanes<Real>>* score = nullptr;
   TensorView<const Real> key = {}, inputs = {};
 };
 
@@ -131,7 +131,7 @@ class KeySide {
     return kept.stamp_.difference(KeySide(op, g, key).stamp()).empty();
   }
 
-  // Fills all side values, or those that are not kept yet; constant afterwards. On MovingLanes: and their tangents.
+  // Fills all side values, or those that are not kept yet; constant afterwards. On DualLanes: and their tangents.
   template <class Lanes = LaneTile<Real>>
   void build(int threads) {
     if (!needs_.any) return;
@@ -186,7 +186,9 @@ class KeySide {
   }
 
   // Do query heads h and other read the same side values?
-  [[nodiscard]] bool shares(Index h, Index other) const { return side_head(h) == side_head(other); }
+  [[nodiscard]] bool read_alike(Index h, Index other) const {
+    return side_head(h) == side_head(other);
+  }
 
   // Feature 0 of keys j, j + 1, ... as query head h reads them; feature i stands i * feature_stride() further on. Null for scores
   // without features of keys.

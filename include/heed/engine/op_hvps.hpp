@@ -20,54 +20,54 @@ inline namespace HEED_ABI {
 namespace detail {
 
 template <class Score, class Real>
-class ScoreHvpsOf final : public RowVjpsOf<ScoreHvps<Real>, Score, TransformScore<Score, Real>,
-                                           Real, MovingLanes<Real>> {
+class ScoreHvpsOf final
+    : public RowVjpsOf<ScoreHvps<Real>, Score, TransformScore<Score, Real>, Real, DualLanes<Real>> {
  public:
   static constexpr int kFeatures = Score::key_features;
 
   // jvps: of the score and of the direction of its parameters.
   ScoreHvpsOf(const Score& score, const Score& direction, const ScoreJvpsOf<Score, Real>& jvps)
-      : RowVjpsOf<ScoreHvps<Real>, Score, TransformScore<Score, Real>, Real, MovingLanes<Real>>(
+      : RowVjpsOf<ScoreHvps<Real>, Score, TransformScore<Score, Real>, Real, DualLanes<Real>>(
             score, direction, jvps.transform_score()) {}
 
   void scores_vjp(const ScoreTile<Real>& tile, const ScoreTangentTile<Real>& moved,
-                  const MovingBack<Real>& back) const override {
+                  const DualScoreBack<Real>& back) const override {
     const Index cells = kFeatures * tile.place->keys * kLanes<Real>;
     std::fill_n(back.key_lanes, cells, Real(0));
     std::fill_n(back.key_tangent_lanes, cells, Real(0));
     for (int v = 0; v < tile.vectors; ++v) run_vector(this->score_, tile, moved, back, v);
   }
-  Moving slope([[maybe_unused]] const Moving& x) const override {
+  DualNumber slope([[maybe_unused]] const DualNumber& x) const override {
     if constexpr (sums_inputs<Score>)
-      return this->score_.summand(Dual<Moving, 1>::variable(x)).grad[0];
+      return this->score_.summand(Dual<DualNumber, 1>::variable(x)).grad[0];
     else
       return {};
   }
 
  private:
   using P = Pack<Real>;
-  using Moved = MovingPack<Real>;
+  using Moved = DualPack<Real>;
 
   // Invariant: behind key j, the sums hold what the vector's keys up to j give, and the dscores of these are those of the dots.
   [[gnu::noinline, gnu::flatten]] void run_vector(const Score& score, ScoreTile<Real> tile,
                                                   ScoreTangentTile<Real> moved,
-                                                  MovingBack<Real> back, int v) const {
+                                                  DualScoreBack<Real> back, int v) const {
     const auto p =
-        moving_packs(scalars_in_lanes<Score>(tile.scalars), scalars_in_lanes<Score>(moved.scalars));
+        dual_packs(scalars_in_lanes<Score>(tile.scalars), scalars_in_lanes<Score>(moved.scalars));
     const P cap = tile.logits.cap, logit_part = back.logit_part;
     const bool capped = tile.logits.cap != Real(0);
     const LanePairs<Score, Real> pairs(tile, v);
-    const PairTangents<Score, Real> moving_pairs(tile, moved, v);
+    const PairTangents<Score, Real> pair_tangents(tile, moved, v);
     const TilePlace& place = *tile.place;
     const KeyRange keys = place.keys_of(v);
     std::array<P, std::size_t(Score::query_features)> features{}, feature_tangents{};
     std::array<P, std::size_t(scalars_of<Score>)> scalar_tangents{};
     for (Index j = keys.begin; j < keys.end; ++j) {
       const PairOf<Score, P> pair = pairs(j, tile.dots.load(j, v));
-      const PairOf<Score, P> tangent = moving_pairs(j, moved.tangents.load(j, v), pair, pairs);
+      const PairOf<Score, P> tangent = pair_tangents(j, moved.tangents.load(j, v), pair, pairs);
       PairOf<Score, Moved> both, d{};
       Directions<Score>::for_each_field(
-          [&](auto, Moved& to, const P& a, const P& b) { to = moving_pack(a, b); }, both, pair,
+          [&](auto, Moved& to, const P& a, const P& b) { to = dual_pack(a, b); }, both, pair,
           tangent);
       both.query_index = Moved(pair.query_index);
       both.key_index = Moved(pair.key_index);
@@ -107,7 +107,7 @@ class ScoreHvpsOf final : public RowVjpsOf<ScoreHvps<Real>, Score, TransformScor
       feature_tangents[0] *= tile.logits.feature;
     }
     for (std::size_t i = 0; i < features.size(); ++i)
-      back.dfeatures.add(Index(i), v, moving_pack(features[i], feature_tangents[i]));
+      back.dfeatures.add(Index(i), v, dual_pack(features[i], feature_tangents[i]));
     for (std::size_t i = 0; i < scalar_tangents.size(); ++i)
       back.dscalar_tangents.add(Index(i), v, scalar_tangents[i]);
   }

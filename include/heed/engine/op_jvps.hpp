@@ -22,17 +22,19 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-[[nodiscard]] inline Moving moving(double value, double tangent) { return {value, {tangent}}; }
+[[nodiscard]] inline DualNumber dual_number(double value, double tangent) {
+  return {value, {tangent}};
+}
 
 // Gives a number its tangent, the same one in every lane.
-inline void set_tangent(Moving& x, double tangent) { x.grad[0] = tangent; }
+inline void set_tangent(DualNumber& x, double tangent) { x.grad[0] = tangent; }
 template <class Real>
 void set_tangent(LaneDual<Pack<Real>, 1>& x, double tangent) {
-  x = moving_pack(x.value, Pack<Real>(Real(tangent)));
+  x = dual_pack(x.value, Pack<Real>(Real(tangent)));
 }
-// `part` over moving numbers, whose tangents are the learnt parameters of `direction`.
-template <class Number = Moving, class Part>
-[[nodiscard]] Rebound<Part, Number> moving_part(const Part& part, const Part& direction) {
+// `part` over dual numbers, whose tangents are the learnt parameters of `direction`.
+template <class Number = DualNumber, class Part>
+[[nodiscard]] Rebound<Part, Number> dual_part(const Part& part, const Part& direction) {
   Rebound<Part, Number> lifted = cast_part<Number>(part);
   std::vector<double> tangents;
   visit_parameters(direction, [&](const char*, const auto& param) {
@@ -66,13 +68,13 @@ void require_direction(const Op& op, const Op& direction, const std::string& whe
   });
 }
 
-// A score over moving packs, for its transform; nothing for scores without one.
+// A score over dual packs, for its transform; nothing for scores without one.
 template <class Score, class Real>
 struct LiftedForTransform {
   struct Nothing {
     using Type = Nothing;
   };
-  using Type = typename std::conditional_t<Score::has_transform, Rebind<Score, MovingPack<Real>>,
+  using Type = typename std::conditional_t<Score::has_transform, Rebind<Score, DualPack<Real>>,
                                            Nothing>::Type;
 };
 template <class Score, class Real>
@@ -187,7 +189,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
 
   ScoreJvpsOf(const Score& score, const Score& direction) : score_(score), direction_(direction) {
     if constexpr (Score::has_transform) {
-      transform_ = moving_part<MovingPack<Real>>(score, direction);
+      transform_ = dual_part<DualPack<Real>>(score, direction);
       transform_moves_ = moves(direction);
     }
     if constexpr (Score::has_positions) {
@@ -203,9 +205,9 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
   void prepare_table([[maybe_unused]] Index h, [[maybe_unused]] Index dim,
                      [[maybe_unused]] Real* out) const override {
     if constexpr (Score::has_table) {
-      std::vector<Moving> table(std::size_t(score_.table_size() * dim), Moving(0));
-      moving_part(score_, direction_).prepare_table(h, dim, table.data());
-      for (const Moving& entry : table) *out++ = Real(entry.grad[0]);
+      std::vector<DualNumber> table(std::size_t(score_.table_size() * dim), DualNumber(0));
+      dual_part(score_, direction_).prepare_table(h, dim, table.data());
+      for (const DualNumber& entry : table) *out++ = Real(entry.grad[0]);
     }
   }
   PositionTable<Real> position_table(const Geometry& g) const override {
@@ -214,8 +216,8 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
     else
       return {};
   }
-  void features(RowSide side, const MovingSides<Real>& rows, Index h, Index first,
-                const Real* visible, int vectors, const MovingLanes<Real>& out) const override {
+  void features(RowSide side, const DualSides<Real>& rows, Index h, Index first,
+                const Real* visible, int vectors, const DualLanes<Real>& out) const override {
     const SideTiles<Real> values = rows.plane(0), tangents = rows.plane(1);
     of_side(side, [&]<class Rows>(Rows) {
       constexpr int count = Rows::template count<Score>;
@@ -234,16 +236,16 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
             features_vjp<Rows>(score_, row, p, f, seed, AlongRow<Real>{tangents, v, tangent},
                                slopes);
             for (std::size_t n = 0; n < slopes.size(); ++n) tangent += slopes[n] * dp[n];
-            out.store(i, v, moving_pack(f[i], tangent));
+            out.store(i, v, dual_pack(f[i], tangent));
           }
         }
       }
     });
   }
   void transform(RowSide side, Index h, Index first, int vectors,
-                 const MovingLanes<Real>& x) const override {
+                 const DualLanes<Real>& x) const override {
     if constexpr (Score::has_transform)
-      MovingSides<Real>::transform(transform_, side, h, first, vectors, x);
+      DualSides<Real>::transform(transform_, side, h, first, vectors, x);
   }
   void scores(const ScoreTile<Real>& tile, const ScoreTangentTile<Real>& moved) const override {
     Score::with_form(score_, [&](const auto& form) {
@@ -252,7 +254,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
     });
   }
 
-  // The score over moving packs, for scores with a transform.
+  // The score over dual packs, for scores with a transform.
   [[nodiscard]] const TransformScore<Score, Real>& transform_score() const { return transform_; }
 
  private:
@@ -265,13 +267,13 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
     const auto p = scalars_in_lanes<Score>(tile.scalars),
                dp = scalars_in_lanes<Score>(moved.scalars);
     const LanePairs<Score, Real> pairs(tile, v);
-    const PairTangents<Score, Real> moving_pairs(tile, moved, v);
+    const PairTangents<Score, Real> pair_tangents(tile, moved, v);
     const LaneTile<Real> dots = tile.dots, tangents = moved.tangents;
     if constexpr (GathersSums<Form>) {
-      const auto by_sum = sum_tangents(form, pairs.query(), moving_pairs.query(), p, dp);
+      const auto by_sum = sum_tangents(form, pairs.query(), pair_tangents.query(), p, dp);
       for (Index j = keys.begin; j < keys.end; ++j) {
         const auto pair = pairs(j, dots.load(j, v));
-        const auto d = moving_pairs(j, tangents.load(j, v), pair, pairs);
+        const auto d = pair_tangents(j, tangents.load(j, v), pair, pairs);
         PairOf<Score, P> slope{};
         std::array<P, std::size_t(Form::lane_sums)> sums{};
         form.score_vjp(pair, p, P(Real(1)), slope, sums);
@@ -284,7 +286,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
     } else {
       for (Index j = keys.begin; j < keys.end; ++j) {
         const auto pair = pairs(j, dots.load(j, v));
-        const auto d = moving_pairs(j, tangents.load(j, v), pair, pairs);
+        const auto d = pair_tangents(j, tangents.load(j, v), pair, pairs);
         tangents.store(j, v, score_tangent<Score>(form, pair, p, d, dp));
       }
     }
@@ -412,7 +414,7 @@ class RowJvpsOf final : public NormaliserJvps<Real> {
  public:
   RowJvpsOf(const Normaliser& normaliser, const Normaliser& direction)
       : normaliser_(normaliser), direction_(direction) {
-    if constexpr (!kByHand) lifted_ = moving_part(normaliser, direction);
+    if constexpr (!kByHand) lifted_ = dual_part(normaliser, direction);
   }
   void weights(RowBlock<Real>& block, const RowTangents<Real>& tangents) const override {
     if constexpr (kByHand)
@@ -427,35 +429,37 @@ class RowJvpsOf final : public NormaliserJvps<Real> {
   struct Nothing {
     using Type = Nothing;
   };
-  using Lifted = typename std::conditional_t<kByHand, Nothing, Rebind<Normaliser, Moving>>::Type;
+  using Lifted =
+      typename std::conditional_t<kByHand, Nothing, Rebind<Normaliser, DualNumber>>::Type;
 
   // Lane i: a row of scores becomes one of weights, and likewise their tangents, by dual numbers.
   void weigh_row(RowBlock<Real>& block, const RowTangents<Real>& tangents, Index i) const {
     const bool valid = i < block.valid_lanes;
-    const LongHandRow<Moving> row = valid ? row_of(block, tangents, i) : LongHandRow<Moving>{};
+    const LongHandRow<DualNumber> row =
+        valid ? row_of(block, tangents, i) : LongHandRow<DualNumber>{};
     for (Index j = 0; j < block.keys(); ++j)
       block.scores[0].row(j)[i] = tangents.scores[0].row(j)[i] = Real(0);
-    const std::vector<Moving> weights =
-        valid ? long_hand_weights(lifted_, row) : std::vector<Moving>();
+    const std::vector<DualNumber> weights =
+        valid ? long_hand_weights(lifted_, row) : std::vector<DualNumber>();
     for (std::size_t n = 0; n < weights.size(); ++n) {
       const Index j = row.keys[n] - block.first_key;
       block.scores[0].row(j)[i] = Real(weights[n].value);
       tangents.scores[0].row(j)[i] = Real(weights[n].grad[0]);
     }
     for (std::size_t m = 0; m < kMaps; ++m) {
-      const Moving lse =
-          row.keys.empty() ? moving(double(-kInfinity<Real>), 0) : lifted_.reference_lse(row, m);
+      const DualNumber lse = row.keys.empty() ? dual_number(double(-kInfinity<Real>), 0)
+                                              : lifted_.reference_lse(row, m);
       block.lse[m][i] = Real(lse.value);
       tangents.lse[m][i] = Real(lse.grad[0]);
     }
   }
   // What the query of lane i sees: keys that some map has a score for.
-  [[nodiscard]] static LongHandRow<Moving> row_of(const RowBlock<Real>& block,
-                                                  const RowTangents<Real>& tangents, Index i) {
+  [[nodiscard]] static LongHandRow<DualNumber> row_of(const RowBlock<Real>& block,
+                                                      const RowTangents<Real>& tangents, Index i) {
     const auto at = [](const Real* values, const Real* moved, Index n) {
-      return moving(double(values[n]), moved ? double(moved[n]) : 0.0);
+      return dual_number(double(values[n]), moved ? double(moved[n]) : 0.0);
     };
-    LongHandRow<Moving> row;
+    LongHandRow<DualNumber> row;
     row.scores.resize(kMaps);
     row.head = block.head;
     row.query = block.first_query + i;
@@ -468,13 +472,14 @@ class RowJvpsOf final : public NormaliserJvps<Real> {
       for (std::size_t m = 0; m < kMaps; ++m) {
         const double score = double(block.scores[m].row(j)[i]);
         const double tangent = double(tangents.scores[m].row(j)[i]);
-        row.scores[m].push_back(moving(score, score == double(-kInfinity<Real>) ? 0 : tangent));
+        row.scores[m].push_back(
+            dual_number(score, score == double(-kInfinity<Real>) ? 0 : tangent));
       }
       if constexpr (key_inputs_of<Normaliser> != 0) {
         row.key_inputs.emplace_back();
         for (Index c = 0; c < key_inputs_of<Normaliser>; ++c)
           row.key_inputs.back().push_back(
-              moving(double(block.key_inputs(j, c)), double(tangents.key_inputs(j, c))));
+              dual_number(double(block.key_inputs(j, c)), double(tangents.key_inputs(j, c))));
       }
     }
     if constexpr (Normaliser::uses_extra) row.extra = at(block.extra, tangents.extra, i);
@@ -495,11 +500,11 @@ class ReadoutJvpsOf final : public ReadoutJvps {
  public:
   ReadoutJvpsOf(const Op& op, const Op& direction) {
     if constexpr (!Op::ReadoutType::identity) {
-      lifted_.score = moving_part(op.score, direction.score);
-      lifted_.readout = moving_part(op.readout, direction.readout);
+      lifted_.score = dual_part(op.score, direction.score);
+      lifted_.readout = dual_part(op.readout, direction.readout);
     }
   }
-  void read_out(ReadoutContext<Moving>& context) const override {
+  void read_out(ReadoutContext<DualNumber>& context) const override {
     if constexpr (!Op::ReadoutType::identity) lifted_.read_out_reference(context);
   }
 
@@ -507,7 +512,7 @@ class ReadoutJvpsOf final : public ReadoutJvps {
   struct Nothing {};
   template <class Of, bool identity>
   struct Lift {
-    using Type = typename Of::template rebind<Moving>;
+    using Type = typename Of::template rebind<DualNumber>;
   };
   template <class Of>
   struct Lift<Of, true> {

@@ -16,7 +16,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// The number of which a result is made; of one that moves, moving_lanes.hpp gives the tangent.
+// The number of which a result is made; of one that moves, dual_lanes.hpp gives the tangent.
 [[nodiscard]] inline double gradient_in(double x) { return x; }
 
 template <class Part, class Real>
@@ -111,7 +111,7 @@ class RowVjpsOf : public Interface {
   [[nodiscard]] ScalarsOf<Score, P> parameters(Index h) const {
     const auto p = parameters_for<Rows, Real>(score_, h);
     if constexpr (kMoves)
-      return moving_packs(p, parameters_for<Rows, Real>(direction_, h));
+      return dual_packs(p, parameters_for<Rows, Real>(direction_, h));
     else
       return p;
   }

@@ -8,8 +8,8 @@
 #include <heed/engine/relative_rows.hpp>
 #include <heed/engine/tiles.hpp>
 #include <heed/plug/score.hpp>
+#include <heed/simd/few_products.hpp>
 #include <heed/simd/functions.hpp>
-#include <heed/simd/narrow_product.hpp>
 
 #include <algorithm>
 #include <array>

@@ -66,9 +66,9 @@ class PanelProducts {
                  PairedRows* pairs = nullptr) {
     const TilePlace& at = tile_.at;
     if constexpr (std::is_same_v<Real, float>)
-      if (pairs && c_.mixes(at.rows)) {
+      if (pairs && c_.in_bf16(at.rows)) {
         const bool guarded = tile_.hides_pairs && !pairs->finite(rows);
-        return c_.mixed->add_lane_product(
+        return c_.bf16->add_lane_product(
             *pairs, rows, weights, guarded ? hidden() : LaneTile<Real>{}, c_.plan.vectors, out);
       }
     const bool plainly = !tile_.hides_pairs || finite(rows);

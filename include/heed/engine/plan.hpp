@@ -22,7 +22,7 @@ inline constexpr Index kGroupBytes = 256;
 // In mixed precision the panels of a group also share the pairs of keys and values: to pair a row of d numbers takes some
 // d / 8 instructions on AVX-512, its product with a panel 2 d. Groups are so many times as wide in forward, and half of
 // that in backward, which keeps dscores and weights of all panels of a group.
-inline constexpr Index kMixedGroups = 4;
+inline constexpr Index kBf16Groups = 4;
 
 struct Plan {
   int vectors = kPanelVectors;  // per panel
@@ -32,7 +32,8 @@ struct Plan {
   Index group = 1;              // panels that a worker takes through the tiles together
   Index panels = 0;             // panels per head
   Index wide_tile = 0;  // keys per tile, had not the mask asked for fewer; 0 where it has not
-  double share = 0, wide_share = 0;  // of all pairs, that either computes; 0 where nobody looked
+  double fraction = 0,
+         wide_fraction = 0;  // of all pairs, that either computes; 0 where nobody looked
 
   [[nodiscard]] Index span_keys(bool streams, Index len_kv) const {
     return streams ? std::min(tile, len_kv) : len_kv;
@@ -91,8 +92,8 @@ template <class Real>
     const detail::TileChoice choice =
         detail::choose_key_tile(mask, g, plan.lanes, std::min(natural, most));
     plan.tile = whole_panels(choice.keys);
-    plan.share = choice.share;
-    plan.wide_share = choice.wide_share;
+    plan.fraction = choice.fraction;
+    plan.wide_fraction = choice.wide_fraction;
     if (choice.keys < std::min(natural, most)) plan.wide_tile = std::min(natural, most);
   }
   if (page_rows > 0)
@@ -101,7 +102,7 @@ template <class Real>
   plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
   // Whole rows of a group fill no more than the cache.
   const bool mixed = options.precision.mixes();
-  const Index wider = !mixed ? 1 : backward ? kMixedGroups / 2 : kMixedGroups;
+  const Index wider = !mixed ? 1 : backward ? kBf16Groups / 2 : kBf16Groups;
   Index group = wider * kGroupBytes / (plan.lanes * Index(sizeof(Real)));
   const Index row_bytes = row_tiles * g.len_kv * plan.lanes * Index(sizeof(Real));
   if (row_bytes > 0) group = backward ? 1 : std::min(group, kCacheBytes / row_bytes);

@@ -163,7 +163,7 @@ class Panel {
     place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
     place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
     // Products of pairs take whole tiles.
-    if (place.rows > kNarrowRows<Real> && !c_.mixes(place.rows))
+    if (place.rows > kFewRows<Real> && !c_.in_bf16(place.rows))
       for (int v = 0; v < c_.plan.vectors; ++v) {
         constexpr Index width = kStripVectors<Real> * kLanes<Real>;
         const Index first = v / kStripVectors<Real> * width;

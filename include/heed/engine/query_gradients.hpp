@@ -12,7 +12,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// What a panel gathers for one score map over all tiles, and the way on; on MovingLanes how it moves, too:
+// What a panel gathers for one score map over all tiles, and the way on; on DualLanes how it moves, too:
 //
 //   dG -> R^T dG of a table by distance,  df -> df . df/dq of features,  then  dQ -> dQ . dt/dq of the score's transform t
 template <class Real, class Lanes = LaneTile<Real>>
@@ -238,7 +238,7 @@ class PanelGradients {
   // dL/dmixed, [dim_v][lanes]: the rows that are summed into dV.
   void take_output_gradient(const LaneTile<Real>& dmixed) {
     dout_.copy(dmixed, panel_.place.rows);
-    if (mixes()) return pair_output_gradient();
+    if (in_bf16()) return pair_output_gradient();
     finite_ = finite_ && all_finite(dout_.rows);
     if (finite_) return;
     dout_.clean_up();
@@ -248,11 +248,11 @@ class PanelGradients {
   // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
 
   // Are the panel's products those of pairs of bfloat16?
-  [[nodiscard]] bool mixes() const { return c_.mixes(panel_.place.rows); }
+  [[nodiscard]] bool in_bf16() const { return c_.in_bf16(panel_.place.rows); }
   // Do the sums over queries need no guard against what hidden pairs hold? Pairs that are not finite are left out of
   // the products of all tiles alike.
   [[nodiscard]] bool sums_plainly(const PanelTile& tile) const {
-    return finite_ || !(tile.kind == TileKind::partial || c_.mask.has_bias() || mixes());
+    return finite_ || !(tile.kind == TileKind::partial || c_.mask.has_bias() || in_bf16());
   }
 
   // together: the worker adds to dK and dV for all panels of the group.
@@ -272,11 +272,11 @@ class PanelGradients {
       add_to_queries(m, at, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
       if (!c_.plain()) add_side_values(m, at, key_gradients);
-      if (mixes()) pair_columns_of(dscores, work_.paired_dscores);
+      if (in_bf16()) pair_columns_of(dscores, work_.paired_dscores);
       if (!together) add_to_keys(m, tile, dscores);
     }
     if (dkey_inputs_.stride > 0) add_key_inputs(at);
-    if (mixes()) pair_columns_of(weighed.weights, work_.paired_weights);
+    if (in_bf16()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (s_.grads.value.given() && !together)
       add_rows_or_pairs(weighed.weights, tile, dout_, piece_at(work_.paired_weights, first_pair()),
                         paired_dout(),
@@ -336,7 +336,7 @@ class PanelGradients {
 
   // Where dscores stand for dL/d(factor q.k), rows and dQ carry the factor.
   [[nodiscard]] Real row_factor() const { return c_.row_factor(); }
-  void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
+  void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.turn); }
 
   void copy_queries(int m) {
     Map& map = maps_[std::size_t(m)];
@@ -349,7 +349,7 @@ class PanelGradients {
       map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * padded);
     }
     map.q.copy(side.query_rows(), c_.plan.lanes, row_factor());
-    const bool finite = mixes() ? pair_rows_of(map.q.rows, map.pairs) : all_finite(map.q.rows);
+    const bool finite = in_bf16() ? pair_rows_of(map.q.rows, map.pairs) : all_finite(map.q.rows);
     finite_ = finite_ && finite;
     if (c_.keys.needs().rank > 0) map.projected.copy(side.projected(), panel_.place.rows);
   }
@@ -394,7 +394,7 @@ class PanelGradients {
                          const PanelRows<Real>& of, const BfloatPair* paired,
                          const BfloatPair* paired_rows, Real* out, Index stride) {
     if constexpr (std::is_same_v<Real, float>)
-      if (mixes()) {
+      if (in_bf16()) {
         c_.pair_products->add(weights.rows, pairs_of(of.rows.count), of.rows.columns,
                               Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows,
                               of.rows.stride, out, stride);
@@ -410,7 +410,7 @@ class PanelGradients {
     const QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
     const auto& side = panel_.query[std::size_t(m)];
     work_.products.add_lanes(side.key_rows(at.key, at.keys), dscores, grad.dq,
-                             c_.mixed ? &c_.mixed->key_rows[std::size_t(m)] : nullptr);
+                             c_.bf16 ? &c_.bf16->key_rows[std::size_t(m)] : nullptr);
     if (grad.side.projected.rows > 0)
       work_.products.add_lanes(side.projected_keys(at.key, at.keys),
                                work_.dprojected.part(0, at.keys), grad.side.projected);

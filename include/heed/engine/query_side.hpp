@@ -6,7 +6,7 @@
 #include <heed/engine/context.hpp>
 #include <heed/engine/relative_rows.hpp>
 #include <heed/engine/tile/hidden_pairs.hpp>
-#include <heed/simd/narrow_product.hpp>
+#include <heed/simd/few_products.hpp>
 
 #include <span>
 
@@ -24,9 +24,9 @@ class QuerySide {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};
     paired_ = take_pairs(scratch, c.pair_products, pairs_of(width) * lanes);
-    narrow_ = scratch.take(kNarrowRows<Real> * width);
-    narrow_projected_ = scratch.take(kNarrowRows<Real> * c.keys.needs().rank);
-    dots_rows_ = scratch.take(kNarrowRows<Real> * whole_vectors<Real>(c.plan.tile));
+    few_ = scratch.take(kFewRows<Real> * width);
+    few_projected_ = scratch.take(kFewRows<Real> * c.keys.needs().rank);
+    dots_rows_ = scratch.take(kFewRows<Real> * whole_vectors<Real>(c.plan.tile));
     scalars_ = scratch.take(traits_.scalars);
     features_ = {scratch.take(traits_.query_features * lanes), traits_.query_features, lanes};
     const auto& needs = c.keys.needs();
@@ -54,14 +54,14 @@ class QuerySide {
     if (traits_.has_transform) transform_rows();
     const Rows<Real> own = query_rows();
     const Real factor = c_.query_factor();
-    if (rows <= kNarrowRows<Real>) {
+    if (rows <= kFewRows<Real>) {
       for (Index i = 0; i < rows; ++i)
         for (Index col = 0; col < source_.width; ++col)
-          narrow_[i * source_.width + col] = factor * own.row(i)[col];
+          few_[i * source_.width + col] = factor * own.row(i)[col];
     } else {
       pack_lanes(own.data, own.stride, rows, source_.width, scaled_.data, lanes, factor);
       if constexpr (std::is_same_v<Real, float>)
-        if (c_.mixes(rows))
+        if (c_.in_bf16(rows))
           c_.pair_products->by_rows(scaled_.data, lanes, source_.width, lanes, paired_, lanes);
     }
     if (traits_.counts_visible)
@@ -99,17 +99,17 @@ class QuerySide {
     return c_.keys.projected(batch_, head_, map_, key, count);
   }
 
-  // scaled dot products of the keys of `place`; `running_max` is raised to them if given, which it is not for narrow
-  // panels and where pairs are skipped.
+  // Scaled dot products of the keys of `place`; `running_max` is raised to them if given, which it is not for few
+  // queries and where pairs are skipped.
   void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
     const Rows<Real> k = key_rows(place.key, place.keys);
-    if (rows_ <= kNarrowRows<Real>)
-      return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, rows_, out.data, out.lanes,
-                         dots_rows_);
+    if (rows_ <= kFewRows<Real>)
+      return few_dots(k.data, k.stride, k.count, k.columns, few_, rows_, out.data, out.lanes,
+                      dots_rows_);
     if constexpr (std::is_same_v<Real, float>)
-      if (c_.mixes(rows_))
-        return c_.mixed->dots(c_.mixed->key_columns[std::size_t(map_)], k, paired_, c_.plan.vectors,
-                              out, running_max);
+      if (c_.in_bf16(rows_))
+        return c_.bf16->dots(c_.bf16->key_columns[std::size_t(map_)], k, paired_, c_.plan.vectors,
+                             out, running_max);
     if (running_max)
       panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors,
                                            Broadcast<Real>{k.data, k.stride, 1}, scaled_.data,
@@ -169,8 +169,8 @@ class QuerySide {
     if (!c_.op.streams()) fill_skipped(place, c_.plan.vectors, scores, -kInfinity<Real>);
   }
 
-  // Query `lane` of a narrow panel, times query_factor().
-  [[nodiscard]] const Real* narrow_row(Index lane) const { return narrow_ + lane * source_.width; }
+  // Query `lane` of a panel of few, times query_factor().
+  [[nodiscard]] const Real* few_row(Index lane) const { return few_ + lane * source_.width; }
   // Dot products of the keys of `place`, as they are stored, with queries.
   void dot_keys(const TilePlace& place, std::span<const DotQuery<Real>> queries) const {
     if (traits_.has_transform) {
@@ -188,14 +188,14 @@ class QuerySide {
                width, queries.data(), count);
   }
 
-  // From scaled dot products of query `lane` of a narrow panel with the keys of `place` to scores before any mask, in
+  // From scaled dot products of query `lane` of a panel of few with the keys of `place` to scores before any mask, in
   // place; `out` and `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
   void row_scores(const TilePlace& place, Index lane, Real* out, Real* projected) const {
     if (c_.plain()) return;
     const bool projects = projected_.rows > 0;
     if (projects) {
       const Rows<Real> p = projected_keys(place.key, place.keys);
-      const DotQuery<Real> query{narrow_projected_ + lane * p.columns, projected};
+      const DotQuery<Real> query{few_projected_ + lane * p.columns, projected};
       row_dots(StoredRows<Real>{p.data, p.stride}, p.count, p.columns, &query, 1);
     }
     c_.op.score.row_scores(
@@ -207,7 +207,7 @@ class QuerySide {
   // Dot products to scores in one go, in place, for forward.
   void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& out,
                    const LaneTile<Real>& projected, Real* running_max) const {
-    const bool untouched = c_.plain() && masks_nothing(kind) && rows_ > kNarrowRows<Real>;
+    const bool untouched = c_.plain() && masks_nothing(kind) && rows_ > kFewRows<Real>;
     dots(place, out, untouched ? running_max : nullptr);
     if (untouched) return;
     projected_dots(place, projected);
@@ -250,8 +250,8 @@ class QuerySide {
     for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index r = 0; r < projected_.rows; ++r)
         projected_.store(r, v, side_.projected.load(r, v) * c_.projected_factor());
-    if (rows.count <= kNarrowRows<Real>)
-      unpack_lanes(projected_.data, lanes, rows.count, projected_.rows, narrow_projected_,
+    if (rows.count <= kFewRows<Real>)
+      unpack_lanes(projected_.data, lanes, rows.count, projected_.rows, few_projected_,
                    projected_.rows);
     if (traits_.query_features > 0)
       c_.op.score.features(RowSide::query, side_, head_, c_.geometry.query_position(first_),
@@ -270,11 +270,11 @@ class QuerySide {
   Source source_;
   LogitFactors<Real> logits_;
   Real* scalars_;          // p[0], p[1], ... of the head
-  LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
+  LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless queries are few
   BfloatPair* paired_;     // the same in pairs of rows, where precision is mixed
   LaneTile<Real> features_, projected_;
-  // For a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
-  Real *narrow_, *narrow_projected_, *dots_rows_;
+  // For few queries: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
+  Real *few_, *few_projected_, *dots_rows_;
   Real* visible_;           // [lanes]: keys that each query sees, where the score counts them
   LaneTile<Real> by_lane_;  // of a table by distance (engine/relative_rows.hpp)
   LaneTile<Real> before_;   // of a score with a transform: rows before it,

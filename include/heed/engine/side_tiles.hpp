@@ -3,7 +3,7 @@
 
 // Lane tiles of a set of query or key rows and of what a score derives of them: rows are columns of the tensor, lanes are tokens.
 //
-// Lanes: tiles of numbers, LaneTile, or of numbers that move, MovingLanes (moving_lanes.hpp).
+// Lanes: tiles of numbers, LaneTile, or of numbers that move, DualLanes (dual_lanes.hpp).
 
 #include <heed/plug/tile.hpp>
 #include <heed/simd/panel_gemm.hpp>

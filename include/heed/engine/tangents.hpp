@@ -26,10 +26,10 @@ class QueryTangents {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     const auto& needs = c.keys.needs();
     scalars_ = scratch.take(traits_.scalars);
-    scaled_ = MovingLanes<Real>::take(scratch, width, lanes);
-    features_ = MovingLanes<Real>::take(scratch, traits_.query_features, lanes);
+    scaled_ = DualLanes<Real>::take(scratch, width, lanes);
+    features_ = DualLanes<Real>::take(scratch, traits_.query_features, lanes);
     const auto beside = [&](const LaneTile<Real>& rows) {
-      return MovingLanes<Real>{rows.data, scratch.take(rows.rows * lanes), rows.rows, lanes};
+      return DualLanes<Real>{rows.data, scratch.take(rows.rows * lanes), rows.rows, lanes};
     };
     before_ = beside(side.before());
     const SideTiles<Real>& own = side.side_tiles();
@@ -105,8 +105,8 @@ class QueryTangents {
   // As those of QuerySide, with tangents: the rows, unscaled, and what is derived of them; tangents of projected rows carry
   // CallContext::projected_factor().
   [[nodiscard]] const Source& source() const { return side_.source(); }
-  [[nodiscard]] const MovingSides<Real>& side_tiles() const { return sides_; }
-  [[nodiscard]] const MovingLanes<Real>& before() const { return before_; }
+  [[nodiscard]] const DualSides<Real>& side_tiles() const { return sides_; }
+  [[nodiscard]] const DualLanes<Real>& before() const { return before_; }
   [[nodiscard]] LaneTile<Real> features() const { return features_.value(); }
   [[nodiscard]] const Real* visible() const { return side_.visible(); }
   // Do the rows that products are made of move?
@@ -127,7 +127,7 @@ class QueryTangents {
   void derive(const TilePlace& place) {
     const int vectors = c_.plan.vectors;
     load_inputs(d_.query_inputs, c_.geometry, tokens_of(place), sides_.input.tangent());
-    sides_.derive(c_.op.score.projection, c_.keys.template tables<MovingLanes<Real>>(place.head),
+    sides_.derive(c_.op.score.projection, c_.keys.template tables<DualLanes<Real>>(place.head),
                   vectors, 1);
     if (traits_.table_by_distance) lay_out_by_lane(sides_.table.tangent(), vectors, by_lane_);
     if (traits_.query_features > 0)
@@ -167,10 +167,10 @@ class QueryTangents {
   TangentOperands<Real> d_;
   const QuerySide<Real>& side_;
   Real* scalars_;
-  MovingLanes<Real> scaled_;  // the rows times query_factor()
-  MovingLanes<Real> before_;  // of a score with a transform: the rows before it
-  MovingSides<Real> sides_;   // numbers in the memory of the QuerySide
-  MovingLanes<Real> features_;
+  DualLanes<Real> scaled_;  // the rows times query_factor()
+  DualLanes<Real> before_;  // of a score with a transform: the rows before it
+  DualSides<Real> sides_;   // numbers in the memory of the QuerySide
+  DualLanes<Real> features_;
   LaneTile<Real> by_lane_;  // of a table by distance, as pairs of lanes read it
 };
 

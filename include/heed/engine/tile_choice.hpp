@@ -14,9 +14,10 @@ inline namespace HEED_ABI {
 namespace detail {
 
 struct TileChoice {
-  Index keys = 0;    // per tile
-  double share = 0;  // of all pairs, that such tiles compute; 0 where there was nothing to look at
-  double wide_share = 0;  // the same of tiles of the width that was offered
+  Index keys = 0;  // per tile
+  double fraction =
+      0;  // of all pairs, that such tiles compute; 0 where there was nothing to look at
+  double wide_fraction = 0;  // the same of tiles of the width that was offered
 };
 
 // Keys per block that tiles are made of: kTileBlock, or those of the blocks of the caller's lists, where no such tile
@@ -72,7 +73,7 @@ template <class Real>
     looks.push_back(seen_blocks(mask, g, block, unit / panels / g.heads, unit / panels % g.heads,
                                 first, std::min(lanes, g.len_q - first)));
   }
-  const auto share = [&](Index tile) {
+  const auto fraction = [&](Index tile) {
     double keys = 0, whole = 0;
     for (const auto& seen : looks) {
       keys += computed_keys(seen, block, tile);
@@ -83,14 +84,14 @@ template <class Real>
   const auto cost = [&](Index tile, double computed) {
     return computed * (1 + kTileCost / double(tile));
   };
-  best.share = best.wide_share = share((wide + block - 1) / block * block);
-  double least = 0.9 * cost(wide, best.share);
+  best.fraction = best.wide_fraction = fraction((wide + block - 1) / block * block);
+  double least = 0.9 * cost(wide, best.fraction);
   for (Index tile = 4 * block; tile >= std::max(block, lanes); tile /= 2) {
-    const double computed = share(tile);
+    const double computed = fraction(tile);
     if (tile >= wide || cost(tile, computed) >= least) continue;
     least = cost(tile, computed);
     best.keys = tile;
-    best.share = computed;
+    best.fraction = computed;
   }
   return best;
 }

@@ -119,9 +119,9 @@ struct ScoreRow {
 };
 
 template <class Real>
-struct MovingLanes;
+struct DualLanes;
 
-// What a score derives of rows and of its parameters, in numbers, or, with MovingLanes, in tangents of such numbers along a
+// What a score derives of rows and of its parameters, in numbers, or, with DualLanes, in tangents of such numbers along a
 // direction of the parameters.
 template <class Real, class Lanes = LaneTile<Real>>
 class RowFormulas {

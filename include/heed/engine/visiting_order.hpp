@@ -18,8 +18,8 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // The order in which groups of panels visit shared rows. A family is a set of heads that share some: the
-// readers of one key-value head, or of one row of a broadcast bias or of query. A family's visitors come by rank. Where
-// several calls run together, each has its own order, and turns number the families of all of them, call by call.
+// readers of one key-value head, or of one row of a broadcast bias or of query. A family's visitors come by turn. Where
+// several calls run together, each has its own order, and numbers count the families of all of them, call by call.
 struct VisitingOrder {
   Index batches, heads, groups;         // all; groups per head that are at hand
   Index family_batches, family_heads;   // per family
@@ -28,9 +28,9 @@ struct VisitingOrder {
 
   struct Visit {
     Index batch, head, group;  // what to do
-    Index family, rank;        // behind which turnstiles, and as which visitor
+    Index family, turn;        // behind which turnstiles, and as which visitor
     Index call = 0,
-          turn = 0;  // of several calls: which one, and the family's number among those of all
+          number = 0;  // of several calls: which one, and the family's number among those of all
     [[nodiscard]] Index gate(Index tile, Index tiles) const { return family * tiles + tile; }
   };
 
@@ -38,19 +38,19 @@ struct VisitingOrder {
     return (batches / family_batches) * (heads / family_heads);
   }
   // Visitors of each family.
-  [[nodiscard]] Index ranks() const {
+  [[nodiscard]] Index turns() const {
     return groups * (members > 0 ? members : family_batches * family_heads);
   }
 
   // Head by head; within a head the last group, longest under a causal mask, first.
-  [[nodiscard]] Visit visit(Index family, Index rank) const {
+  [[nodiscard]] Visit visit(Index family, Index turn) const {
     const Index head_families = heads / family_heads;
-    const Index member = first_member + rank / groups;
+    const Index member = first_member + turn / groups;
     return {family / head_families * family_batches + member / family_heads,
             family % head_families * family_heads + member % family_heads,
-            first_group + groups - 1 - rank % groups,
+            first_group + groups - 1 - turn % groups,
             family,
-            rank,
+            turn,
             0,
             family};
   }
@@ -68,18 +68,18 @@ class Families {
     ++calls_;
   }
   [[nodiscard]] Index size() const { return Index(all_.size()); }
-  [[nodiscard]] Index ranks(Index turn) const { return of(turn).order.ranks(); }
+  [[nodiscard]] Index turns(Index number) const { return of(number).order.turns(); }
   [[nodiscard]] Index visits() const {
     Index count = 0;
-    for (const Family& family : all_) count += family.order.ranks();
+    for (const Family& family : all_) count += family.order.turns();
     return count;
   }
-  [[nodiscard]] double weight(Index turn) const { return of(turn).weight; }
-  [[nodiscard]] VisitingOrder::Visit visit(Index turn, Index rank) const {
-    const Family& family = of(turn);
-    VisitingOrder::Visit visit = family.order.visit(family.index, rank);
+  [[nodiscard]] double weight(Index number) const { return of(number).weight; }
+  [[nodiscard]] VisitingOrder::Visit visit(Index number, Index turn) const {
+    const Family& family = of(number);
+    VisitingOrder::Visit visit = family.order.visit(family.index, turn);
     visit.call = family.call;
-    visit.turn = turn;
+    visit.number = number;
     return visit;
   }
 
@@ -89,37 +89,37 @@ class Families {
     VisitingOrder order;
     double weight;
   };
-  [[nodiscard]] const Family& of(Index turn) const { return all_[std::size_t(turn)]; }
+  [[nodiscard]] const Family& of(Index number) const { return all_[std::size_t(number)]; }
 
-  std::vector<Family> all_;  // [turn]
+  std::vector<Family> all_;  // [number]
   Index calls_ = 0;
 };
 
-// Hands out the visits of all families, each once, those of a family by rank. A worker stays with a family, so that
+// Hands out the visits of all families, each once, those of a family by turn. A worker stays with a family, so that
 // the keys and values of few heads stand in cache at a time, and so that a worker that loses its processor delays
 // nobody; only when no family is left does it help with that of another.
 class Visits {
  public:
   explicit Visits(Families families)
       : families_(std::move(families)),
-        next_rank_(new std::atomic<Index>[std::size_t(families_.size())] {}) {}
+        next_turn_(new std::atomic<Index>[std::size_t(families_.size())] {}) {}
 
-  // The next visit of a worker whose last one was to the family with this turn, kNone before its first; nothing when all
+  // The next visit of a worker whose last one was to the family with this number, kNone before its first; nothing when all
   // are taken.
   static constexpr Index kNone = -1;
-  [[nodiscard]] std::optional<VisitingOrder::Visit> next(Index& turn) {
-    if (turn != kNone)
-      if (const auto visit = take(turn)) return visit;
-    while ((turn = next_family()) != kNone)
-      if (const auto visit = take(turn)) return visit;
+  [[nodiscard]] std::optional<VisitingOrder::Visit> next(Index& number) {
+    if (number != kNone)
+      if (const auto visit = take(number)) return visit;
+    while ((number = next_family()) != kNone)
+      if (const auto visit = take(number)) return visit;
     return {};
   }
 
  private:
-  [[nodiscard]] std::optional<VisitingOrder::Visit> take(Index turn) {
-    const Index rank = next_rank_[std::size_t(turn)].fetch_add(1, std::memory_order_relaxed);
-    if (rank >= families_.ranks(turn)) return {};
-    return families_.visit(turn, rank);
+  [[nodiscard]] std::optional<VisitingOrder::Visit> take(Index number) {
+    const Index turn = next_turn_[std::size_t(number)].fetch_add(1, std::memory_order_relaxed);
+    if (turn >= families_.turns(number)) return {};
+    return families_.visit(number, turn);
   }
   // A family that nobody has begun, or else the one of which most is left; kNone when nothing is.
   [[nodiscard]] Index next_family() {
@@ -128,8 +128,8 @@ class Visits {
     Index best = kNone;
     double most = 0;
     for (Index f = 0; f < families_.size(); ++f) {
-      const Index rank = next_rank_[std::size_t(f)].load(std::memory_order_relaxed);
-      const double left = double(families_.ranks(f) - rank) * families_.weight(f);
+      const Index turn = next_turn_[std::size_t(f)].load(std::memory_order_relaxed);
+      const double left = double(families_.turns(f) - turn) * families_.weight(f);
       if (left <= most) continue;
       most = left;
       best = f;
@@ -138,11 +138,11 @@ class Visits {
   }
 
   Families families_;
-  std::unique_ptr<std::atomic<Index>[]> next_rank_;  // of each family
+  std::unique_ptr<std::atomic<Index>[]> next_turn_;  // of each family
   std::atomic<Index> begun_{0};                      // families
 };
 
-// Sums over all visitors in one order, whoever computes their terms: over the ranks of a family, then over the
+// Sums over all visitors in one order, whoever computes their terms: over the turns of a family, then over the
 // families. A family that ends before an earlier one is kept beside the total, in one of `places`.
 class OrderedSums {
  public:
@@ -151,20 +151,20 @@ class OrderedSums {
         total_(std::size_t(numbers), 0.0),
         kept_(std::size_t(numbers * places), 0.0),
         ended_(std::size_t(families.size()), 0),
-        ranks_(families.size()),
+        turns_(families.size()),
         families_(1) {
-    for (Index f = 0; f < families.size(); ++f) last_rank_.push_back(families.ranks(f) - 1);
+    for (Index f = 0; f < families.size(); ++f) last_turn_.push_back(families.turns(f) - 1);
   }
 
   // add(sums) adds the visitor's terms; no other visitor of its family does so meanwhile.
   template <class Add>
   void add(const VisitingOrder::Visit& visit, Add&& add) {
     // The place is free when the family that had it is part of the total.
-    if (visit.rank == 0) families_.wait(0, visit.turn - places_ + 1);
-    ranks_.wait(visit.turn, visit.rank);
-    add(sums_of(visit.turn));
-    ranks_.pass(visit.turn);
-    if (visit.rank == last_rank_[std::size_t(visit.turn)]) end(visit.turn);
+    if (visit.turn == 0) families_.wait(0, visit.number - places_ + 1);
+    turns_.wait(visit.number, visit.turn);
+    add(sums_of(visit.number));
+    turns_.pass(visit.number);
+    if (visit.turn == last_turn_[std::size_t(visit.number)]) end(visit.number);
   }
   [[nodiscard]] const std::vector<double>& total() const { return total_; }
 
@@ -172,7 +172,7 @@ class OrderedSums {
   // nobody has begun.
   void go_on(const std::vector<double>& sums) {
     if (!sums.empty()) kept_ = sums;
-    for (Index& last : last_rank_) last = -1;
+    for (Index& last : last_turn_) last = -1;
   }
   [[nodiscard]] const std::vector<double>& kept() const { return kept_; }
   // The total of kept(), family by family, as end() adds it up.
@@ -184,18 +184,18 @@ class OrderedSums {
   }
 
   void abandon() {
-    ranks_.abandon();
+    turns_.abandon();
     families_.abandon();
   }
 
  private:
-  [[nodiscard]] double* sums_of(Index turn) {
-    return kept_.data() + std::size_t(turn % places_) * total_.size();
+  [[nodiscard]] double* sums_of(Index number) {
+    return kept_.data() + std::size_t(number % places_) * total_.size();
   }
   // Invariant: the total holds the families before joined_, and no other.
-  void end(Index turn) {
+  void end(Index number) {
     const std::lock_guard lock(guard_);
-    ended_[std::size_t(turn)] = 1;
+    ended_[std::size_t(number)] = 1;
     for (; joined_ < ended_.size() && ended_[joined_]; ++joined_) {
       double* sums = sums_of(Index(joined_));
       for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += sums[i];
@@ -205,12 +205,12 @@ class OrderedSums {
   }
 
   Index places_;
-  std::vector<Index> last_rank_;      // [turn]
+  std::vector<Index> last_turn_;      // [number]
   std::vector<double> total_, kept_;  // [numbers], [places][numbers]
-  std::vector<char> ended_;           // [turn]
+  std::vector<char> ended_;           // [number]
   std::size_t joined_ = 0;            // families
   std::mutex guard_;                  // of ended_, joined_ and total_
-  Turnstiles ranks_, families_;
+  Turnstiles turns_, families_;
 };
 
 // Heads that share rows: where they read one key-value head, or where one row of bias or of query serves them all. Where a

@@ -53,12 +53,12 @@ struct ScoreBack {
   Real logit_part;                     // what dL/dlogit counts in dL/d(q.k)
 };
 
-// The way back through what a score derives of rows, on numbers, or, with MovingLanes, on numbers that move.
+// The way back through what a score derives of rows, on numbers, or, with DualLanes, on numbers that move.
 template <class Real, class Lanes = LaneTile<Real>>
 class RowVjps {
  public:
   virtual ~RowVjps() = default;
-  // To what transform_vjp() adds; with MovingLanes add_to() gives the tangents of the gradients, and scores without a transform
+  // To what transform_vjp() adds; with DualLanes add_to() gives the tangents of the gradients, and scores without a transform
   // have none.
   [[nodiscard]] virtual std::unique_ptr<PartGradient<Real>> gradient() const = 0;
   // Adds dfeatures . dfeatures/drow to grads.x and so on, and what they owe to p to dscalars, [scalar][lane]; `features` are

@@ -103,8 +103,7 @@ class WeightWorker {
   WeightWorker(const Context& c, const Saved<Real>* saved, const std::vector<OrderedKeys>& sets,
                WeightMeasures& to, Scratch<Real>& scratch)
       : traits_(c.op.normaliser.traits),
-        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, traits_.maps, false,
-               scratch),
+        bf16_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, traits_.maps, false, scratch),
         c_(c),
         saved_(saved),
         sets_(sets),
@@ -112,7 +111,7 @@ class WeightWorker {
         panel_(c_, scratch, false),
         sums_(c.plan.lanes, sets.size()),
         nan_(std::size_t(c.plan.lanes)) {
-    if (c.pair_products) c_.mixed = &mixed_;
+    if (c.pair_products) c_.bf16 = &bf16_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     states_ = take_lanes(scratch, traits_.state_numbers, lanes);
     work_states_ = take_lanes(scratch, traits_.state_numbers, lanes);
@@ -335,8 +334,8 @@ class WeightWorker {
   }
 
   const NormaliserTraits& traits_;
-  MixedTile mixed_;
-  Context c_;  // a copy of the call's context, with mixed_
+  Bf16Tile bf16_;
+  Context c_;  // a copy of the call's context, with bf16_
   const Saved<Real>* saved_;
   const std::vector<OrderedKeys>& sets_;
   WeightMeasures& to_;

@@ -21,7 +21,7 @@
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/simd/instructions.hpp>
-#include <heed/simd/narrow_product.hpp>
+#include <heed/simd/few_products.hpp>
 #include <heed/simd/panel_gemm.hpp>
 #include <heed/simd/transpose.hpp>
 
@@ -269,8 +269,8 @@ class Product {
                    1);
         } else {
           std::fill(sums, sums + count, Real(0));
-          const MixQuery<Real> query{row, sums};
-          row_mix(StoredRows<Real>{b_.data + first, b_.row}, depth_, count, &query, 1, 1, 1);
+          const AccumulateQuery<Real> query{row, sums};
+          row_accumulate(StoredRows<Real>{b_.data + first, b_.row}, depth_, count, &query, 1, 1, 1);
         }
         Real* out = out_.row(r) + first;
         if (into_ == Into::overwrite) {

@@ -4,7 +4,7 @@
 // Functions that read and write rows of numbers stored in another type than they are computed in. A view of such rows
 // points to them (stored_view.hpp), so that a file which makes no such view compiles none of them.
 
-#include <heed/simd/narrow_product.hpp>
+#include <heed/simd/few_products.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -39,8 +39,8 @@ struct Storage {
   // row_dots() with the columns from `column` on.
   void (*dots)(const UntypedRows& rows, Index column, Index keys, Index columns,
                const DotQuery<Real>* queries, Index count);
-  // row_mix()
-  void (*mix)(const UntypedRows& rows, Index keys, Index columns, const MixQuery<Real>* queries,
+  // row_accumulate()
+  void (*mix)(const UntypedRows& rows, Index keys, Index columns, const AccumulateQuery<Real>* queries,
               Index count, Index weight_step, Index out_step);
   // to[r][c] = rows[r][c]
   void (*widen)(const UntypedRows& rows, Index count, Index columns, Real* to, Index to_stride);
@@ -60,9 +60,9 @@ struct StorageOf {
                    const DotQuery<Real>* queries, Index count) {
     row_dots(rows.as<Rows>().from(0, column), keys, columns, queries, count);
   }
-  static void mix(const UntypedRows& rows, Index keys, Index columns, const MixQuery<Real>* queries,
+  static void mix(const UntypedRows& rows, Index keys, Index columns, const AccumulateQuery<Real>* queries,
                   Index count, Index weight_step, Index out_step) {
-    row_mix(rows.as<Rows>(), keys, columns, queries, count, weight_step, out_step);
+    row_accumulate(rows.as<Rows>(), keys, columns, queries, count, weight_step, out_step);
   }
   static void widen(const UntypedRows& rows, Index count, Index columns, Real* to,
                     Index to_stride) {

@@ -9,7 +9,7 @@
 #include <heed/engine/tile/place.hpp>
 #include <heed/engine/tile/rows.hpp>
 #include <heed/plug/tile.hpp>
-#include <heed/simd/narrow_product.hpp>
+#include <heed/simd/few_products.hpp>
 #include <heed/simd/panel_gemm.hpp>
 
 #include <cmath>
@@ -22,9 +22,9 @@ inline namespace HEED_ABI {
 template <class Real>
 void add_lane_product(const Rows<Real>& values, const LaneTile<Real>& weights, int vectors,
                       Index queries, const LaneTile<Real>& out) {
-  if (queries <= kNarrowRows<Real>)
-    return narrow_mix(values.data, values.stride, values.count, values.columns, weights.data,
-                      queries, out.data, out.lanes);
+  if (queries <= kFewRows<Real>)
+    return few_accumulate(values.data, values.stride, values.count, values.columns, weights.data,
+                          queries, out.data, out.lanes);
   panel_gemm<Store::add>(values.columns, values.count, vectors,
                          Broadcast<Real>{values.data, 1, values.stride}, weights.data,
                          weights.lanes, out.data, out.lanes);

@@ -2,7 +2,7 @@
 #pragma once
 
 // Numbers that move: packs of numbers with their derivatives along one direction, their tangents, and tiles of them. Code that
-// runs on numbers alone and on numbers that move is a template over its tiles, LaneTile or MovingLanes. Plane 0 of a tile has the
+// runs on numbers alone and on numbers that move is a template over its tiles, LaneTile or DualLanes. Plane 0 of a tile has the
 // numbers, plane 1 their tangents.
 
 #include <heed/autodiff/lane_dual.hpp>
@@ -12,20 +12,20 @@ namespace heed {
 inline namespace HEED_ABI {
 
 template <class Real>
-using MovingPack = LaneDual<Pack<Real>, 1>;
+using DualPack = LaneDual<Pack<Real>, 1>;
 
 template <class Real>
-[[nodiscard, gnu::always_inline]] inline MovingPack<Real> moving_pack(const Pack<Real>& value,
-                                                                      const Pack<Real>& tangent) {
-  MovingPack<Real> x = MovingPack<Real>::template variable<0>(value);
+[[nodiscard, gnu::always_inline]] inline DualPack<Real> dual_pack(const Pack<Real>& value,
+                                                                  const Pack<Real>& tangent) {
+  DualPack<Real> x = DualPack<Real>::template variable<0>(value);
   x.grad[0] = tangent;
   return x;
 }
 template <class Real, std::size_t n>
-[[nodiscard]] std::array<MovingPack<Real>, n> moving_packs(
-    const std::array<Pack<Real>, n>& values, const std::array<Pack<Real>, n>& tangents) {
-  std::array<MovingPack<Real>, n> both;
-  for (std::size_t i = 0; i < n; ++i) both[i] = moving_pack(values[i], tangents[i]);
+[[nodiscard]] std::array<DualPack<Real>, n> dual_packs(const std::array<Pack<Real>, n>& values,
+                                                       const std::array<Pack<Real>, n>& tangents) {
+  std::array<DualPack<Real>, n> both;
+  for (std::size_t i = 0; i < n; ++i) both[i] = dual_pack(values[i], tangents[i]);
   return both;
 }
 template <class Real>
@@ -34,16 +34,16 @@ template <class Real>
 }
 
 template <class Real>
-[[nodiscard, gnu::always_inline]] inline MovingPack<Real> zero_where(
+[[nodiscard, gnu::always_inline]] inline DualPack<Real> zero_where(
     typename Pack<Real>::Mask mask, const LaneDual<Pack<Real>, 1>& x) {
-  return moving_pack(zero_where(mask, x.value), zero_where(mask, tangent_of(x)));
+  return dual_pack(zero_where(mask, x.value), zero_where(mask, tangent_of(x)));
 }
 // The sum in every lane.
 template <class Real>
-[[nodiscard]] MovingPack<Real> valid_sum(const LaneDual<Pack<Real>, 1>& x,
-                                         typename Pack<Real>::Mask idle, int v, Index count) {
+[[nodiscard]] DualPack<Real> valid_sum(const LaneDual<Pack<Real>, 1>& x,
+                                       typename Pack<Real>::Mask idle, int v, Index count) {
   const auto sum = [&](const Pack<Real>& of) { return Pack<Real>(valid_sum(of, idle, v, count)); };
-  return moving_pack(sum(x.value), sum(tangent_of(x)));
+  return dual_pack(sum(x.value), sum(tangent_of(x)));
 }
 // What a gradient that all lanes share adds to a result.
 template <class Real>
@@ -57,8 +57,8 @@ template <class Real>
 }
 
 template <class Real>
-struct MovingLanes {
-  using P = MovingPack<Real>;
+struct DualLanes {
+  using P = DualPack<Real>;
   Real *data = nullptr, *tangent_data = nullptr;
   Index rows = 0, lanes = 0;  // as in LaneTile
 
@@ -67,7 +67,7 @@ struct MovingLanes {
   [[nodiscard]] LaneTile<Real> tangent() const { return {tangent_data, rows, lanes}; }
   [[nodiscard]] LaneTile<Real> plane(int n) const { return n == 0 ? value() : tangent(); }
   [[nodiscard]] P load(Index r, int v) const {
-    return moving_pack(value().load(r, v), tangent().load(r, v));
+    return dual_pack(value().load(r, v), tangent().load(r, v));
   }
   void store(Index r, int v, const P& x) const {
     value().store(r, v, x.value);
@@ -81,16 +81,16 @@ struct MovingLanes {
     value().fill(x);
     tangent().fill(x);
   }
-  [[nodiscard]] const MovingLanes& constant() const { return *this; }
-  [[nodiscard]] static MovingLanes take(Scratch<Real>& scratch, Index rows, Index lanes) {
+  [[nodiscard]] const DualLanes& constant() const { return *this; }
+  [[nodiscard]] static DualLanes take(Scratch<Real>& scratch, Index rows, Index lanes) {
     return {scratch.take(rows * lanes), scratch.take(rows * lanes), rows, lanes};
   }
 };
 
 template <class Real>
-using MovingSides = SideTiles<Real, MovingLanes<Real>>;
+using DualSides = SideTiles<Real, DualLanes<Real>>;
 template <class Real>
-using MovingRowInPlace = LaneRowInPlace<Real, MovingLanes<Real>>;
+using DualRowInPlace = LaneRowInPlace<Real, DualLanes<Real>>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

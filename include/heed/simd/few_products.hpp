@@ -19,7 +19,7 @@ inline namespace HEED_ABI {
 
 // Up to this many queries these products are faster than a panel of one vector.
 template <class Real>
-inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? 8 : kLanes<Real>;
+inline constexpr Index kFewRows = kLanes<Real> >= 8 ? 8 : kLanes<Real>;
 
 // A query, and the memory for its dot products: room for whole vectors of keys.
 template <class Real>
@@ -29,7 +29,7 @@ struct DotQuery {
 };
 // The weights of a query's keys, and the memory to which their products with the values are added.
 template <class Real>
-struct MixQuery {
+struct AccumulateQuery {
   const Real* weights;
   Real* out;
 };
@@ -206,7 +206,7 @@ template <int Queries, class Real, class Rows>
 // sums[q][v] = sum over rows j of (weight j of query q) * (columns v * W ... of row j).
 template <int Queries, int Vectors, class Real, class Rows>
 [[gnu::always_inline]] inline void mix_vectors(
-    const Rows& rows, Index keys, const MixQuery<Real>* queries, Index weight_step,
+    const Rows& rows, Index keys, const AccumulateQuery<Real>* queries, Index weight_step,
     Real (&sums)[std::size_t(Queries)][std::size_t(Vectors * kLanes<Real>)]) {
   constexpr int W = kLanes<Real>;
   Pack<Real> acc[std::size_t(Queries)][std::size_t(Vectors)];
@@ -238,9 +238,9 @@ template <int Queries, int Vectors, class Real, class Rows>
     for (int v = 0; v < Vectors; ++v) acc[q][v].store(sums[q] + v * W);
 }
 
-// row_mix() for `Queries` queries.
+// row_accumulate() for `Queries` queries.
 template <int Queries, class Real, class Rows>
-void block_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>* queries,
+void block_mix(const Rows& rows, Index keys, Index columns, const AccumulateQuery<Real>* queries,
                Index weight_step, Index out_step) {
   constexpr int W = kLanes<Real>, kBlock = kBlockVectors<Queries>;
   Index c = 0;
@@ -304,33 +304,34 @@ void row_dots(const Rows& rows, Index keys, Index columns, const DotQuery<Real>*
 
 // out[column * out_step] += sum over keys of rows[key][column] * weights[key * weight_step] for each query.
 template <class Real, class Rows>
-void row_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>* queries,
-             Index count, Index weight_step, Index out_step) {
+void row_accumulate(const Rows& rows, Index keys, Index columns,
+                    const AccumulateQuery<Real>* queries, Index count, Index weight_step,
+                    Index out_step) {
   detail::for_query_blocks(count, [&]<int Queries>(Index first) {
     detail::block_mix<Queries>(rows, keys, columns, queries + first, weight_step, out_step);
   });
 }
 
-// out[key][i] = rows[key] . queries[i] for i < query_rows <= kNarrowRows; 0 in the lanes behind.
+// out[key][i] = rows[key] . queries[i] for i < query_rows <= kFewRows; 0 in the lanes behind.
 // queries: dense rows of `columns` numbers; out: [keys][lanes]; dots: room for query_rows rows of keys in whole vectors.
 template <class Real>
-void narrow_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* queries,
-                 Index query_rows, Real* out, Index lanes, Real* dots) {
+void few_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* queries,
+              Index query_rows, Real* out, Index lanes, Real* dots) {
   const Index row = whole_vectors<Real>(keys);
-  DotQuery<Real> all[std::size_t(kNarrowRows<Real>)];
+  DotQuery<Real> all[std::size_t(kFewRows<Real>)];
   for (Index i = 0; i < query_rows; ++i) all[i] = {queries + i * columns, dots + i * row};
   row_dots(StoredRows<Real>{rows, stride}, keys, columns, all, query_rows);
   pack_lanes(dots, row, query_rows, keys, out, lanes);
 }
 
-// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows <= kNarrowRows; rows of weights and
+// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows <= kFewRows; rows of weights and
 // out have `lanes` numbers.
 template <class Real>
-void narrow_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
-                Index query_rows, Real* out, Index lanes) {
-  MixQuery<Real> all[std::size_t(kNarrowRows<Real>)];
+void few_accumulate(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
+                    Index query_rows, Real* out, Index lanes) {
+  AccumulateQuery<Real> all[std::size_t(kFewRows<Real>)];
   for (Index i = 0; i < query_rows; ++i) all[i] = {weights + i, out + i};
-  row_mix(StoredRows<Real>{rows, stride}, keys, columns, all, query_rows, lanes, lanes);
+  row_accumulate(StoredRows<Real>{rows, stride}, keys, columns, all, query_rows, lanes, lanes);
 }
 
 }  // namespace HEED_ABI

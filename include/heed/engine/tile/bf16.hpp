@@ -94,7 +94,7 @@ class PairedRows {
 };
 
 // What a worker has in pairs of the tile at hand.
-struct MixedTile {
+struct Bf16Tile {
   const PairProducts* products;                             // null where nothing is mixed
   std::array<PairedRows, kMostMaps> key_columns, key_rows;  // per score map
   PairedRows value_columns, value_rows;
@@ -102,8 +102,8 @@ struct MixedTile {
 
   // backward: which products there will be.
   template <class Real>
-  MixedTile(const PairProducts* pair_products, const Geometry& g, Index tile, Index lanes, int maps,
-            bool backward, Scratch<Real>& scratch)
+  Bf16Tile(const PairProducts* pair_products, const Geometry& g, Index tile, Index lanes, int maps,
+           bool backward, Scratch<Real>& scratch)
       : products(pair_products) {
     const auto by_columns = [&](Index columns) {
       return PairedRows(products, take_pairs(scratch, products, tile * pairs_of(columns)));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain
+// The products of decoding, row_dots(), few_dots(), row_accumulate() and few_accumulate(), against plain
 // loops in double; and the same bits for a query alone or among others, on rows of any type.
+#include <heed/simd/few_products.hpp>
 #include <heed/simd/instructions.hpp>
-#include <heed/simd/narrow_product.hpp>
 
 #include <algorithm>
 
@@ -52,7 +52,7 @@ template <class T>
 }  // namespace
 
 TEMPLATE_TEST_CASE("row_dots is a dot product per key and query, with zeros behind the last key",
-                   "[narrow_product]", float, double) {
+                   "[few_products]", float, double) {
   using T = TestType;
   for (const Index keys : kKeyCounts)
     for (const Index columns : kColumnCounts)
@@ -77,17 +77,17 @@ TEMPLATE_TEST_CASE("row_dots is a dot product per key and query, with zeros behi
       }
 }
 
-TEMPLATE_TEST_CASE("narrow_dots is a dot product per key and query, with zeros in the lanes behind",
-                   "[narrow_product]", float, double) {
+TEMPLATE_TEST_CASE("few_dots is a dot product per key and query, with zeros in the lanes behind",
+                   "[few_products]", float, double) {
   using T = TestType;
-  for (Index queries = 1; queries <= heed::kNarrowRows<T>; ++queries)
+  for (Index queries = 1; queries <= heed::kFewRows<T>; ++queries)
     for (const Index keys : kKeyCounts)
       for (const Index columns : {1, 8, 40, 65}) {
         const Rows<T> rows(keys, columns);
         const std::vector<T> query = random_numbers<T>(queries * columns, 6);
         Guarded<T> out(keys * kLanesOfOut, T(7)), dots(queries * whole_vectors<T>(keys), T(7));
-        heed::narrow_dots(rows.numbers.data(), rows.stride, keys, columns, query.data(), queries,
-                          out.data(), kLanesOfOut, dots.data());
+        heed::few_dots(rows.numbers.data(), rows.stride, keys, columns, query.data(), queries,
+                       out.data(), kLanesOfOut, dots.data());
         INFO(queries << " queries, " << keys << " keys, " << columns << " columns");
         Index wrong = 0;
         for (Index j = 0; j < keys; ++j)
@@ -100,8 +100,9 @@ TEMPLATE_TEST_CASE("narrow_dots is a dot product per key and query, with zeros i
       }
 }
 
-TEMPLATE_TEST_CASE("row_mix adds the weighted sum of all rows, at any step of weights and output",
-                   "[narrow_product]", float, double) {
+TEMPLATE_TEST_CASE(
+    "row_accumulate adds the weighted sum of all rows, at any step of weights and output",
+    "[few_products]", float, double) {
   using T = TestType;
   for (const Index keys : kKeyCounts)
     for (const Index columns : kColumnCounts)
@@ -109,8 +110,8 @@ TEMPLATE_TEST_CASE("row_mix adds the weighted sum of all rows, at any step of we
         const Rows<T> rows(keys, columns);
         const std::vector<T> weights = random_numbers<T>(keys * step, 7);
         Guarded<T> out(columns * step, T(0.5));
-        const heed::MixQuery<T> query{weights.data(), out.data()};
-        heed::row_mix(rows.stored(), keys, columns, &query, 1, step, step);
+        const heed::AccumulateQuery<T> query{weights.data(), out.data()};
+        heed::row_accumulate(rows.stored(), keys, columns, &query, 1, step, step);
         INFO(keys << " keys, " << columns << " columns, step " << step);
         Index wrong = 0;
         for (Index n = 0; n < columns * step; ++n) {
@@ -127,7 +128,7 @@ TEMPLATE_TEST_CASE("row_mix adds the weighted sum of all rows, at any step of we
       }
 }
 
-TEMPLATE_TEST_CASE("queries side by side have the bits that each has alone", "[narrow_product]",
+TEMPLATE_TEST_CASE("queries side by side have the bits that each has alone", "[few_products]",
                    float, double) {
   using T = TestType;
   constexpr Index most = 9;
@@ -141,19 +142,19 @@ TEMPLATE_TEST_CASE("queries side by side have the bits that each has alone", "[n
       for (Index i = 0; i < most; ++i) {
         const heed::DotQuery<T> dot{queries.data() + i * columns, alone.data() + i * row};
         heed::row_dots(rows.stored(), keys, columns, &dot, 1);
-        const heed::MixQuery<T> mix{alone.data() + i * row, mixed.data() + i * columns};
-        heed::row_mix(rows.stored(), keys, columns, &mix, 1, 1, 1);
+        const heed::AccumulateQuery<T> mix{alone.data() + i * row, mixed.data() + i * columns};
+        heed::row_accumulate(rows.stored(), keys, columns, &mix, 1, 1, 1);
       }
       for (Index count = 2; count <= most; ++count) {
         std::vector<T> dots(alone.size()), out(mixed.size());
         std::vector<heed::DotQuery<T>> all;
-        std::vector<heed::MixQuery<T>> mixes;
+        std::vector<heed::AccumulateQuery<T>> mixes;
         for (Index i = 0; i < count; ++i) {
           all.push_back({queries.data() + i * columns, dots.data() + i * row});
           mixes.push_back({dots.data() + i * row, out.data() + i * columns});
         }
         heed::row_dots(rows.stored(), keys, columns, all.data(), count);
-        heed::row_mix(rows.stored(), keys, columns, mixes.data(), count, 1, 1);
+        heed::row_accumulate(rows.stored(), keys, columns, mixes.data(), count, 1, 1);
         CHECK(std::equal(alone.begin(), alone.begin() + count * row, dots.begin()));
         CHECK(std::equal(mixed.begin(), mixed.begin() + count * columns, out.begin()));
       }
@@ -161,7 +162,7 @@ TEMPLATE_TEST_CASE("queries side by side have the bits that each has alone", "[n
 }
 
 TEMPLATE_TEST_CASE("products of narrow rows have the bits of products of what they stand for",
-                   "[narrow_product]", heed::bfloat16, heed::half, std::int8_t) {
+                   "[few_products]", heed::bfloat16, heed::half, std::int8_t) {
   const auto check = [&]<class T>(T) {
     for (const Index keys : {1, 16, 37})
       for (const Index columns : {3, 64, 100})
@@ -195,13 +196,13 @@ TEMPLATE_TEST_CASE("products of narrow rows have the bits of products of what th
           const auto products = [&](const auto& rows) {
             std::vector<T> dots(std::size_t(count * row)), out(std::size_t(count * columns));
             std::vector<heed::DotQuery<T>> all;
-            std::vector<heed::MixQuery<T>> mixes;
+            std::vector<heed::AccumulateQuery<T>> mixes;
             for (Index i = 0; i < count; ++i) {
               all.push_back({queries.data() + i * columns, dots.data() + i * row});
               mixes.push_back({dots.data() + i * row, out.data() + i * columns});
             }
             heed::row_dots(rows, keys, columns, all.data(), count);
-            heed::row_mix(rows, keys, columns, mixes.data(), count, 1, 1);
+            heed::row_accumulate(rows, keys, columns, mixes.data(), count, 1, 1);
             dots.insert(dots.end(), out.begin(), out.end());
             return dots;
           };
@@ -212,18 +213,18 @@ TEMPLATE_TEST_CASE("products of narrow rows have the bits of products of what th
   check(double());
 }
 
-TEMPLATE_TEST_CASE("narrow_mix is row_mix for each of its queries, in every bit",
-                   "[narrow_product]", float, double) {
+TEMPLATE_TEST_CASE("few_accumulate is row_accumulate for each of its queries, in every bit",
+                   "[few_products]", float, double) {
   using T = TestType;
-  const Index queries = std::min<Index>(3, heed::kNarrowRows<T>), keys = 17, columns = 45;
+  const Index queries = std::min<Index>(3, heed::kFewRows<T>), keys = 17, columns = 45;
   const Rows<T> rows(keys, columns);
   const std::vector<T> weights = random_numbers<T>(keys * kLanesOfOut, 8);
   Guarded<T> together(columns * kLanesOfOut, T(0)), alone(columns * kLanesOfOut, T(0));
-  heed::narrow_mix(rows.numbers.data(), rows.stride, keys, columns, weights.data(), queries,
-                   together.data(), kLanesOfOut);
+  heed::few_accumulate(rows.numbers.data(), rows.stride, keys, columns, weights.data(), queries,
+                       together.data(), kLanesOfOut);
   for (Index i = 0; i < queries; ++i) {
-    const heed::MixQuery<T> query{weights.data() + i, alone.data() + i};
-    heed::row_mix(rows.stored(), keys, columns, &query, 1, kLanesOfOut, kLanesOfOut);
+    const heed::AccumulateQuery<T> query{weights.data() + i, alone.data() + i};
+    heed::row_accumulate(rows.stored(), keys, columns, &query, 1, kLanesOfOut, kLanesOfOut);
   }
   CHECK(std::equal(together.data(), together.data() + columns * kLanesOfOut, alone.data()));
   CHECK(together[queries] == T(0));
@@ -231,7 +232,7 @@ TEMPLATE_TEST_CASE("narrow_mix is row_mix for each of its queries, in every bit"
 }
 
 TEMPLATE_TEST_CASE("load_part reads as many numbers as it is told and fills the rest with zeros",
-                   "[narrow_product]", float, double) {
+                   "[few_products]", float, double) {
   using T = TestType;
   const std::vector<T> numbers = random_numbers<T>(heed::kLanes<T>, 9);
   for (int count = 0; count < heed::kLanes<T>; ++count)
