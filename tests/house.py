@@ -24,15 +24,15 @@ BESIDE_ENGINE = "heed/compiled_engine.hpp"  # the same for programs that link th
 
 # What no change may exceed. Whoever makes the house lighter lowers a number.
 BUDGETS = {
-    "lines of engine/": 13620,
-    "longest header of engine/, lines": 610,
-    "longest function, lines": 85,
-    "files behind one op, both ways": 106,
-    "lines behind one op, both ways": 19700,
-    "lines behind one op beside heed::engine": 13650,
-    "files behind heed/attention.hpp": 151,
-    "lines behind heed/attention.hpp": 27100,
-    "lines of all headers": 48350,
+    "lines of engine/": 12450,
+    "longest header of engine/, lines": 560,
+    "longest function, lines": 80,
+    "files behind one op, both ways": 96,
+    "lines behind one op, both ways": 16900,
+    "lines behind one op beside heed::engine": 10550,
+    "files behind heed/attention.hpp": 130,
+    "lines behind heed/attention.hpp": 22200,
+    "lines of all headers": 47750,
     "lines of README.md": 150,
 }
 
@@ -122,14 +122,14 @@ def sizes():
     count = lambda paths: sum(len(lines(path)) for path in paths)
     return {
         "lines of engine/": count(engine),
-        "longest header of engine/, lines": max(len(lines(path)) for path in engine),
-        "longest function, lines": max(map(longest_block, headers)),
-        "files behind one op, both ways": len(one_op),
-        "lines behind one op, both ways": count(one_op),
-        "lines behind one op beside heed::engine": count(closure(BESIDE_ENGINE, "heed/ops/scaled_dot.hpp")),
-        "files behind heed/attention.hpp": len(attention),
-        "lines behind heed/attention.hpp": count(attention),
-        "lines of all headers": count(headers),
+        "longest header of engine/, lines": 560max(len(lines(path)) for path in engine),
+        "longest function, lines": 80max(map(longest_block, headers)),
+        "files behind one op, both ways": 96len(one_op),
+        "lines behind one op, both ways": 16900count(one_op),
+        "lines behind one op beside heed::engine": 10550count(closure(BESIDE_ENGINE, "heed/ops/scaled_dot.hpp")),
+        "files behind heed/attention.hpp": 130len(attention),
+        "lines behind heed/attention.hpp": 22200count(attention),
+        "lines of all headers": 47750count(headers),
         "lines of README.md": len(lines(ROOT / "README.md")),
     }
 
