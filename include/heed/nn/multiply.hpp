@@ -20,8 +20,8 @@
 
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
-#include <heed/simd/instructions.hpp>
 #include <heed/simd/few_products.hpp>
+#include <heed/simd/instructions.hpp>
 #include <heed/simd/panel_gemm.hpp>
 #include <heed/simd/transpose.hpp>
 

@@ -40,8 +40,8 @@ struct Storage {
   void (*dots)(const UntypedRows& rows, Index column, Index keys, Index columns,
                const DotQuery<Real>* queries, Index count);
   // row_accumulate()
-  void (*mix)(const UntypedRows& rows, Index keys, Index columns, const AccumulateQuery<Real>* queries,
-              Index count, Index weight_step, Index out_step);
+  void (*mix)(const UntypedRows& rows, Index keys, Index columns,
+              const AccumulateQuery<Real>* queries, Index count, Index weight_step, Index out_step);
   // to[r][c] = rows[r][c]
   void (*widen)(const UntypedRows& rows, Index count, Index columns, Real* to, Index to_stride);
   // rows[r][c] = from[r][c], rounded to nearest; null where rows are only read.
@@ -60,8 +60,9 @@ struct StorageOf {
                    const DotQuery<Real>* queries, Index count) {
     row_dots(rows.as<Rows>().from(0, column), keys, columns, queries, count);
   }
-  static void mix(const UntypedRows& rows, Index keys, Index columns, const AccumulateQuery<Real>* queries,
-                  Index count, Index weight_step, Index out_step) {
+  static void mix(const UntypedRows& rows, Index keys, Index columns,
+                  const AccumulateQuery<Real>* queries, Index count, Index weight_step,
+                  Index out_step) {
     row_accumulate(rows.as<Rows>(), keys, columns, queries, count, weight_step, out_step);
   }
   static void widen(const UntypedRows& rows, Index count, Index columns, Real* to,
