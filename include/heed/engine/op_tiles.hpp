@@ -11,6 +11,7 @@
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>
 #include <heed/plug/row_calls.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <memory>
