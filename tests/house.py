@@ -29,7 +29,7 @@ BUDGETS = {
     "longest function, lines": 80,
     "files behind one op, both ways": 96,
     "lines behind one op, both ways": 16900,
-    "lines behind one op beside heed::engine": 10550,
+    "lines behind one op beside heed::engine": 10700,
     "files behind heed/attention.hpp": 130,
     "lines behind heed/attention.hpp": 22200,
     "lines of all headers": 47750,
