@@ -35,7 +35,7 @@ class PartGradientOf final : public PartGradient<Real> {
   }
   void add_to(double* to) const override {
     visit_parameters(part, [&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) *to++ += gradient_in(param[i]);
+      for (Index i = 0; i < param.size(); ++i) *to++ += double(gradient_in(param[i]));
     });
   }
   void add_from(const double* from) override {
