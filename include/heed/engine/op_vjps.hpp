@@ -8,6 +8,7 @@
 #include <heed/plug/derivative.hpp>
 
 #include <array>
+#include <concepts>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -17,7 +18,10 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // The number of which a result is made; of one that moves, dual_lanes.hpp gives the tangent.
-[[nodiscard]] inline double gradient_in(double x) { return x; }
+template <std::floating_point Number>
+[[nodiscard]] double gradient_in(Number x) {
+  return double(x);
+}
 
 template <class Part, class Real>
 class PartGradientOf final : public PartGradient<Real> {
@@ -35,7 +39,7 @@ class PartGradientOf final : public PartGradient<Real> {
   }
   void add_to(double* to) const override {
     visit_parameters(part, [&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) *to++ += double(gradient_in(param[i]));
+      for (Index i = 0; i < param.size(); ++i) *to++ += gradient_in(param[i]);
     });
   }
   void add_from(const double* from) override {
