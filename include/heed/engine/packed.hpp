@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace heed {
@@ -33,7 +34,7 @@ template <class Element, class F>
   if (!view.given()) return view;
   return view.visit([&](const auto& of) -> StoredView<Element> {
     if constexpr (requires { of.scales(); })
-      return ScaledView(f(of.numbers(), false), f(of.scales(), true));
+      return std::remove_cvref_t<decltype(of)>(f(of.numbers(), false), f(of.scales(), true));
     else
       return f(of, false);
   });
