@@ -9,7 +9,8 @@
 
 #include <heed/engine/op_door.hpp>
 #include <heed/mask/bound_mask.hpp>
-#include <heed/simd/panel_gemm.hpp>
+#include <heed/simd/precision.hpp>
+#include <heed/simd/storage.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -26,6 +27,16 @@ extern template void detail::panel_product<float>(Store, Index, Index, int,
 extern template void detail::panel_product<double>(Store, Index, Index, int,
                                                    const SegmentedBroadcast<double>&, const double*,
                                                    Index, double*, Index, double*, const double*);
+extern template void detail::panel_product<BfloatPair>(Store, Index, Index, int,
+                                                       const SegmentedBroadcast<BfloatPair>&,
+                                                       const BfloatPair*, Index, float*, Index,
+                                                       float*, const float*);
+extern template struct detail::StorageOf<float, StoredRows<bfloat16>>;
+extern template struct detail::StorageOf<double, StoredRows<bfloat16>>;
+extern template struct detail::StorageOf<float, StoredRows<half>>;
+extern template struct detail::StorageOf<double, StoredRows<half>>;
+extern template struct detail::StorageOf<float, ScaledRows>;
+extern template struct detail::StorageOf<double, ScaledRows>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A user's own ops.
 
+#include <heed/compiled_engine.hpp>
 #include <heed/engine/doors.hpp>
 
 #include "fuzz/op.hpp"

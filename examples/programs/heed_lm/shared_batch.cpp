@@ -5,7 +5,9 @@
 #include "json_fields.hpp"
 #include "training.hpp"
 
+#include <heed/compiled_engine.hpp>
 #include <heed/core/error.hpp>
+#include <heed/mpi/compiled_ranks.hpp>
 #include <heed/mpi/spread_tokens.hpp>
 #include <heed/nn/not_finite.hpp>
 

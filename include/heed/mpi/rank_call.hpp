@@ -106,6 +106,22 @@ class RankSide {
       *view = with_rows(*view, len_kv);
     return whole;
   }
+  // Sets the geometry of the whole call; throws if the inputs do not fit the shards or each other.
+  [[gnu::noinline]] void find_geometry(const OpTiles<Real>& tiles) {
+    require_options<Real>(options, where);
+    geometry = geometry_of(tiles, check_views(), where);
+  }
+  [[gnu::noinline]] void check_outputs(const OpTiles<Real>& tiles, const Outputs<Real>& out) const {
+    Geometry own = own_geometry();
+    own.len_kv = geometry.len_kv;
+    heed::detail::check_outputs(tiles, out, own, Inputs<Real>{}, Mask<Real>{}, where);
+  }
+  [[gnu::noinline]] void check_gradients(const OpTiles<Real>& tiles,
+                                         const StoredView<const Real>& out,
+                                         const OutputGradients<Real>& output,
+                                         const Gradients<Real>& grads) const {
+    heed::detail::check_backward(tiles, own_geometry(), in, mask, out, output, grads, where);
+  }
   // Throws if a shard is not cut at multiples of `step`, or if the mask does not fit the call.
   [[gnu::noinline]] void check_shards(Index step) const {
     const Index len_q = sharding.queries.len();
@@ -125,7 +141,7 @@ class RankSide {
   }
 
   // Everything in which all ranks must agree.
-  [[nodiscard, gnu::noinline]] RankStamp stamp(const std::string& type, double scale,
+  [[nodiscard, gnu::noinline]] RankStamp stamp(const std::string& type, const OpTiles<Real>& tiles,
                                                const Digest& parameters) const {
     RankStamp of;
     of.add("the call", where);
@@ -149,7 +165,7 @@ class RankSide {
     for (const auto& [shards, name] : {std::pair{&sharding.queries, "the shards of queries"},
                                        {&keys_of(sharding), "the shards of keys"}})
       of.add(name, text_of(*shards));
-    of.add("scale", scale);
+    of.add("scale", scale_of(tiles, geometry, options));
     of.add("key_tile", options.key_tile);
     of.add("panel_vectors", options.panel_vectors);
     of.add("precision", options.precision.name());
@@ -220,25 +236,18 @@ struct RankCall {
 
   // Throws if the inputs do not fit the shards or each other.
   void check() {
-    require_options<Real>(side.options, side.where);
-    side.geometry = geometry_of(way.op.tiles, side.check_views(), side.where);
+    side.find_geometry(way.op.tiles);
     side.check_shards(way.step(side.geometry, side.options));
     way.require(side.geometry, side.sharding, side.where);
   }
-  void check_outputs(const Outputs<Real>& out) const {
-    Geometry own = side.own_geometry();
-    own.len_kv = side.geometry.len_kv;
-    heed::detail::check_outputs(way.op.tiles, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
-  }
+  void check_outputs(const Outputs<Real>& out) const { side.check_outputs(way.op.tiles, out); }
   void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
                        const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
     side.check_pieces(saved, way.pieces());
-    heed::detail::check_backward(way.op.tiles, side.own_geometry(), side.in, side.mask, out, output,
-                                 grads, side.where);
+    side.check_gradients(way.op.tiles, out, output, grads);
   }
   [[nodiscard]] RankStamp stamp() const {
-    return side.stamp(way.op.type, scale_of(way.op.tiles, side.geometry, side.options),
-                      way.op.parameters);
+    return side.stamp(way.op.type, way.op.tiles, way.op.parameters);
   }
 };
 

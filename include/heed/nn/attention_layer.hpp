@@ -122,151 +122,25 @@ class AttentionLayer {
   [[nodiscard]] virtual std::vector<TokenNumbers> token_diagnostics() const { return {}; }
 };
 
-// An op with its mask, the gradient of its parameters, and the numbers that its forward pass keeps for backward.
-template <class Op>
-class OpStage {
+// What an op's stage in a layer keeps and does that knows no op; compiled once for all ops.
+template <class Real>
+class StageOfAnyOp {
  public:
-  using Real = typename Op::Scalar;
-
-  Op op;
   Mask<Real> mask;
   bool learns = true;  // true if the op's parameters are weights of the model
   // dL/dsteps of a loss on what the op's steps come to, of the shape of steps(): backward() reads it, in place of that of
   // set_ponder(). Empty for none.
   std::vector<Real> step_gradient;
 
-  OpStage(Op with, Mask<Real> under)
-      : op(std::move(with)), mask(std::move(under)), grad_(zeros_like(op)) {}
-
-  // Runs the op; the mask moves with the queries of a cache, which stand in.first_query tokens behind the first key.
-  void forward(const Context<Real>& c, const PackedInputs<Real>& in, const TensorView<Real>& out) {
-    Outputs<Real> to(out);
-    steps_.clear();
-    if constexpr (Op::ReadoutType::counts_steps)
-      if (op.readout.without_steps() == nullptr) {
-        const Shape shape = steps_shape(in, out.shape());
-        steps_.resize(std::size_t(rows_of(out.shape()) * shape.dim));
-        to.steps = {steps_.data(), shape};
-      }
-    const Options of_call = options(c, in.query.shape().len);
-    saved_of_rank_.pieces.clear();
-    if (c.spread != nullptr) {
-      saved_ = {};
-      return heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
-        c.spread->forward({shared, in, mask, of_call}, to, saved_of_rank_);
-      });
-    }
-    if (in.first_query == 0) return heed::forward(op, in, mask, to, &saved_, of_call);
-    PackedInputs<Real> moved = in;
-    moved.queries_at_end = false;  // the moved mask has them there, also where its offset becomes 0
-    heed::forward(op, moved, mask_from(in.first_query), to, &saved_, of_call);
-  }
-  // Adds to the gradients of the op's parameters. Where tokens are spread, the first rank adds the gradients of all ranks.
-  void backward(const Context<Real>& c, const PackedInputs<Real>& in,
-                const TensorView<const Real>& out, const TensorView<const Real>& dout,
-                const Gradients<Real>& grads) {
-    Op own = op;
-    OutputGradients<Real> output(dout);
-    if (!step_gradient.empty()) {
-      output.steps = {step_gradient.data(), steps_shape(in, out.shape())};
-    } else if (ponder_ > 0) {
-      // dL/dsteps of L = ponder mean(steps)
-      const Index rows = rows_of(out.shape());
-      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(c.rows_of_batch(rows))));
-      output.steps = {dsteps_.data(), steps_shape(in, out.shape())};
-    }
-    const Options of_call = options(c, in.query.shape().len);
-    if (c.spread != nullptr) {
-      heed::detail::Door<Op>::share(
-          op, &own, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
-            c.spread->backward({shared, in, mask, of_call}, saved_of_rank_, out, output, grads,
-                               gradient);
-          });
-      // Each rank has the gradient of all ranks; only one of them adds it.
-      if (c.spread->rank() != 0) return;
-    } else {
-      heed::backward(op, in, mask, saved_, out, output, grads, &own, of_call);
-    }
-    for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
-      for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
-    });
-  }
-  void visit(const Visitor<Real>& f) {
-    if (learns)
-      for_pairs(op, grad_, [&](const char* name, Param<Real>& value, Param<Real>& grad) {
-        f(name, value, grad);
-      });
-  }
-  // Brings learnt parameters back into their ranges. Constants belong to the caller: forward() refuses those that are
-  // out of range.
-  void keep_in_range() {
-    if (learns) op.keep_in_range();
-  }
-  // True if no row depends on a later one.
-  [[nodiscard]] bool is_causal() const {
-    if (op.readout.needs_rehearsal()) return false;
-    return std::any_of(mask.bands.begin(), mask.bands.end(), [](const Band& band) {
-      return band.right >= 0 && band.right + band.offset <= 0;
-    });
-  }
   // The saved numbers of the last forward(); empty if its tokens were spread.
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
   // The steps of the last forward(), (batch, heads, len, step_columns of the readout); empty if the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
 
-  // False for a report that is an index.
-  [[nodiscard]] static bool has_mean(std::size_t report) {
-    using Normaliser = typename Op::NormaliserType;
-    using Readout = typename Op::ReadoutType;
-    const int own = int(report) - Normaliser::diagnostics;
-    return own < 0 ? !Normaliser::diagnostic_is_index(int(report))
-                   : !Readout::diagnostic_is_index(own);
-  }
-
-  // See AttentionLayer::token_diagnostics().
-  [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const {
-    std::vector<TokenNumbers> all;
-    if (!saved_of_rank_.pieces.empty()) return all;
-    const Geometry& g = saved_.stamp.geometry;
-    const auto add = [&](const std::string& name, const std::vector<Real>& rows) {
-      TokenNumbers numbers{name, std::vector<double>(std::size_t(g.batch * g.len_q))};
-      for (Index b = 0; b < g.batch; ++b)
-        for (Index h = 0; h < g.heads; ++h)
-          for (Index t = 0; t < g.len_q; ++t)
-            numbers.of[std::size_t(b * g.len_q + t)] +=
-                double(rows[std::size_t(g.row_index(b, h, t))]) / double(g.heads);
-      all.push_back(std::move(numbers));
-    };
-    for (std::size_t d = 0; d < saved_.diagnostics.size(); ++d)
-      if (has_mean(d)) add(saved_.diagnostic_names[d], saved_.diagnostics[d]);
-    if (!steps_.empty() && op.readout.steps_are_time()) add("steps", steps_);
-    return all;
-  }
-
-  // See AttentionLayer::set_ponder().
-  void set_ponder(double weight) {
-    require(std::isfinite(weight) && weight >= 0, "OpStage::set_ponder: the weight is ", weight,
-            ", it must be finite and not negative");
-    const char* why = without_time();
-    require(weight == 0 || why == nullptr, "OpStage::set_ponder: the weight is ", weight, ", ",
-            why ? why : "");
-    ponder_ = weight;
-  }
-  // The reason why the op does not give the time that rows take, as the end of a sentence; null if it does.
-  [[nodiscard]] const char* without_time() const {
-    const char* why = op.readout.without_steps();
-    return why != nullptr || op.readout.steps_are_time()
-               ? why
-               : "the op's steps are what each of them leaves, not the time that they take";
-  }
   [[nodiscard]] double ponder_cost() const {
     double sum = 0;
     for (const Real steps : steps_) sum += double(steps);
     return ponder_ > 0 ? ponder_ * sum / std::max<double>(1, double(steps_.size())) : 0;
-  }
-  // See AttentionLayer::spread_step(); the geometry is that of the op's call on whole sequences.
-  [[nodiscard]] Index spread_step(const Context<Real>& c, const Geometry& g) const {
-    return share_step(op, g, options(c, g.len_q));
   }
   // The options of a call on sequences of `len` tokens.
   [[nodiscard]] Options options(const Context<Real>& c, Index len) const {
@@ -286,13 +160,74 @@ class OpStage {
     dropout_stream_ = stream;
   }
 
- private:
-  [[nodiscard]] static Index rows_of(const Shape& out) { return out.batch * out.heads * out.len; }
-  [[nodiscard]] Shape steps_shape(const Inputs<Real>& in, const Shape& out) const {
-    Geometry g;
-    g.dim_qk = in.query.shape().dim;
-    g.dim_v = out.dim;
-    return {out.batch, out.heads, out.len, op.readout.step_columns(g)};
+ protected:
+  explicit StageOfAnyOp(Mask<Real> under) : mask(std::move(under)) {}
+
+  // True if the mask shows no query a later key.
+  [[nodiscard]] bool mask_is_causal() const {
+    return std::any_of(mask.bands.begin(), mask.bands.end(), [](const Band& band) {
+      return band.right >= 0 && band.right + band.offset <= 0;
+    });
+  }
+  // Where the op's steps go that a forward pass counts, in rows of `columns`.
+  [[nodiscard]] TensorView<Real> steps_to_count(const Shape& out, Index columns) {
+    const Shape shape = steps_shape(out, columns);
+    steps_.resize(std::size_t(rows_of(out) * shape.dim));
+    return {steps_.data(), shape};
+  }
+  // The gradients that backward() of the op starts from.
+  [[nodiscard]] OutputGradients<Real> output_gradients(const Context<Real>& c, const Shape& out,
+                                                       const TensorView<const Real>& dout,
+                                                       Index columns) {
+    OutputGradients<Real> output(dout);
+    if (!step_gradient.empty()) {
+      output.steps = {step_gradient.data(), steps_shape(out, columns)};
+    } else if (ponder_ > 0) {
+      // dL/dsteps of L = ponder mean(steps)
+      const Index rows = rows_of(out);
+      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(c.rows_of_batch(rows))));
+      output.steps = {dsteps_.data(), steps_shape(out, columns)};
+    }
+    return output;
+  }
+  // See AttentionLayer::diagnostics() and token_diagnostics(). has_mean(report) is false for an index.
+  using HasMean = bool (*)(std::size_t);
+  [[nodiscard]] std::vector<std::pair<std::string, double>> means(HasMean has_mean) const {
+    std::vector<std::pair<std::string, double>> means;
+    for (std::size_t d = 0; d < saved_.diagnostic_names.size(); ++d) {
+      if (!has_mean(d)) continue;
+      double sum = 0;
+      for (const Real x : saved_.diagnostics[d]) sum += double(x);
+      means.emplace_back(saved_.diagnostic_names[d],
+                         sum / std::max<double>(1, double(saved_.diagnostics[d].size())));
+    }
+    return means;
+  }
+  [[nodiscard]] std::vector<TokenNumbers> numbers_of_tokens(HasMean has_mean,
+                                                            bool steps_are_time) const {
+    std::vector<TokenNumbers> all;
+    if (!saved_of_rank_.pieces.empty()) return all;
+    const Geometry& g = saved_.stamp.geometry;
+    const auto add = [&](const std::string& name, const std::vector<Real>& rows) {
+      TokenNumbers numbers{name, std::vector<double>(std::size_t(g.batch * g.len_q))};
+      for (Index b = 0; b < g.batch; ++b)
+        for (Index h = 0; h < g.heads; ++h)
+          for (Index t = 0; t < g.len_q; ++t)
+            numbers.of[std::size_t(b * g.len_q + t)] +=
+                double(rows[std::size_t(g.row_index(b, h, t))]) / double(g.heads);
+      all.push_back(std::move(numbers));
+    };
+    for (std::size_t d = 0; d < saved_.diagnostics.size(); ++d)
+      if (has_mean(d)) add(saved_.diagnostic_names[d], saved_.diagnostics[d]);
+    if (!steps_.empty() && steps_are_time) add("steps", steps_);
+    return all;
+  }
+  void set_ponder(double weight, const char* why) {
+    require(std::isfinite(weight) && weight >= 0, "OpStage::set_ponder: the weight is ", weight,
+            ", it must be finite and not negative");
+    require(weight == 0 || why == nullptr, "OpStage::set_ponder: the weight is ", weight, ", ",
+            why ? why : "");
+    ponder_ = weight;
   }
   [[nodiscard]] Mask<Real> mask_from(Index position) const {
     Mask<Real> moved = mask;
@@ -301,6 +236,133 @@ class OpStage {
     for (auto& rule : moved.rules) rule = rule->moved(position);
     if (moved.slope_align == Align::top_left) moved.slope_offset += position;
     return moved;
+  }
+
+  Saved<Real> saved_;
+  SavedPieces<Real> saved_of_rank_;  // where tokens are spread
+  std::vector<Real> steps_;
+
+ private:
+  [[nodiscard]] static Index rows_of(const Shape& out) { return out.batch * out.heads * out.len; }
+  [[nodiscard]] static Shape steps_shape(const Shape& out, Index columns) {
+    return {out.batch, out.heads, out.len, columns};
+  }
+
+  std::vector<Real> dsteps_;
+  double ponder_ = 0;
+  double dropout_rate_ = 0;
+  std::uint64_t dropout_stream_ = 0;
+};
+
+// An op with its mask, the gradient of its parameters, and the numbers that its forward pass keeps for backward.
+template <class Op>
+class OpStage : public StageOfAnyOp<typename Op::Scalar> {
+  using Base = StageOfAnyOp<typename Op::Scalar>;
+  using Base::saved_, Base::saved_of_rank_, Base::steps_;
+
+ public:
+  using Real = typename Op::Scalar;
+
+  Op op;
+
+  OpStage(Op with, Mask<Real> under)
+      : Base(std::move(under)), op(std::move(with)), grad_(zeros_like(op)) {}
+
+  // Runs the op; the mask moves with the queries of a cache, which stand in.first_query tokens behind the first key.
+  void forward(const Context<Real>& c, const PackedInputs<Real>& in, const TensorView<Real>& out) {
+    Outputs<Real> to(out);
+    steps_.clear();
+    if constexpr (Op::ReadoutType::counts_steps)
+      if (op.readout.without_steps() == nullptr)
+        to.steps = this->steps_to_count(out.shape(), step_columns(in, out.shape()));
+    const Options of_call = this->options(c, in.query.shape().len);
+    saved_of_rank_.pieces.clear();
+    if (c.spread != nullptr) {
+      saved_ = {};
+      return heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+        c.spread->forward({shared, in, this->mask, of_call}, to, saved_of_rank_);
+      });
+    }
+    if (in.first_query == 0) return heed::forward(op, in, this->mask, to, &saved_, of_call);
+    PackedInputs<Real> moved = in;
+    moved.queries_at_end = false;  // the moved mask has them there, also where its offset becomes 0
+    heed::forward(op, moved, this->mask_from(in.first_query), to, &saved_, of_call);
+  }
+  // Adds to the gradients of the op's parameters. Where tokens are spread, the first rank adds the gradients of all ranks.
+  void backward(const Context<Real>& c, const PackedInputs<Real>& in,
+                const TensorView<const Real>& out, const TensorView<const Real>& dout,
+                const Gradients<Real>& grads) {
+    Op own = op;
+    const OutputGradients<Real> output =
+        this->output_gradients(c, out.shape(), dout, step_columns(in, out.shape()));
+    const Options of_call = this->options(c, in.query.shape().len);
+    if (c.spread != nullptr) {
+      heed::detail::Door<Op>::share(
+          op, &own, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+            c.spread->backward({shared, in, this->mask, of_call}, saved_of_rank_, out, output,
+                               grads, gradient);
+          });
+      // Each rank has the gradient of all ranks; only one of them adds it.
+      if (c.spread->rank() != 0) return;
+    } else {
+      heed::backward(op, in, this->mask, saved_, out, output, grads, &own, of_call);
+    }
+    for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
+      for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
+    });
+  }
+  void visit(const Visitor<Real>& f) {
+    if (this->learns)
+      for_pairs(op, grad_, [&](const char* name, Param<Real>& value, Param<Real>& grad) {
+        f(name, value, grad);
+      });
+  }
+  // Brings learnt parameters back into their ranges. Constants belong to the caller: forward() refuses those that are
+  // out of range.
+  void keep_in_range() {
+    if (this->learns) op.keep_in_range();
+  }
+  // True if no row depends on a later one.
+  [[nodiscard]] bool is_causal() const {
+    return !op.readout.needs_rehearsal() && this->mask_is_causal();
+  }
+  // False for a report that is an index.
+  [[nodiscard]] static bool has_mean(std::size_t report) {
+    using Normaliser = typename Op::NormaliserType;
+    using Readout = typename Op::ReadoutType;
+    const int own = int(report) - Normaliser::diagnostics;
+    return own < 0 ? !Normaliser::diagnostic_is_index(int(report))
+                   : !Readout::diagnostic_is_index(own);
+  }
+
+  [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const {
+    return this->means(&has_mean);
+  }
+  // See AttentionLayer::token_diagnostics().
+  [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const {
+    return this->numbers_of_tokens(&has_mean, op.readout.steps_are_time());
+  }
+
+  // See AttentionLayer::set_ponder().
+  void set_ponder(double weight) { Base::set_ponder(weight, without_time()); }
+  // The reason why the op does not give the time that rows take, as the end of a sentence; null if it does.
+  [[nodiscard]] const char* without_time() const {
+    const char* why = op.readout.without_steps();
+    return why != nullptr || op.readout.steps_are_time()
+               ? why
+               : "the op's steps are what each of them leaves, not the time that they take";
+  }
+  // See AttentionLayer::spread_step(); the geometry is that of the op's call on whole sequences.
+  [[nodiscard]] Index spread_step(const Context<Real>& c, const Geometry& g) const {
+    return share_step(op, g, this->options(c, g.len_q));
+  }
+
+ private:
+  [[nodiscard]] Index step_columns(const Inputs<Real>& in, const Shape& out) const {
+    Geometry g;
+    g.dim_qk = in.query.shape().dim;
+    g.dim_v = out.dim;
+    return op.readout.step_columns(g);
   }
   // Calls f(name, parameter of a, same parameter of b) for each parameter in use.
   template <class F>
@@ -315,12 +377,6 @@ class OpStage {
   }
 
   Op grad_;
-  Saved<Real> saved_;
-  SavedPieces<Real> saved_of_rank_;  // where tokens are spread
-  std::vector<Real> steps_, dsteps_;
-  double ponder_ = 0;
-  double dropout_rate_ = 0;
-  std::uint64_t dropout_stream_ = 0;
 };
 
 }  // namespace nn

@@ -71,7 +71,7 @@ struct StorageOf {
       convert(rows.as<Rows>().from(r, 0), columns, to + r * to_stride);
   }
   static void narrow(const Real* from, Index from_stride, Index count, Index columns,
-                     const UntypedRows& rows) {
+                     const UntypedRows& rows) requires(!read_only) {
     // The view that points to this function was made of writable numbers.
     auto* to = const_cast<Number*>(static_cast<const Number*>(rows.data));
     for (Index r = 0; r < count; ++r)
