@@ -38,13 +38,13 @@ endfunction()
 
 # heed_lend_engine(source out): sets `out` to a source file of the same program that takes the engine's code from heed::engine.
 # The promise stands behind the program, so that it brings no header that the program forgot.
+set(HEED_LEND_ENGINE "#include <heed/compiled_engine.hpp>\n#include <heed/mpi/compiled_ranks.hpp>\n")
 function(heed_lend_engine source out)
   cmake_path(GET source STEM name)
   set(lent "${CMAKE_CURRENT_BINARY_DIR}/lent/${name}.cpp")
   file(CONFIGURE OUTPUT "${lent}" @ONLY CONTENT "#include \"${source}\"\n${HEED_LEND_ENGINE}")
   set(${out} "${lent}" PARENT_SCOPE)
 endfunction()
-set(HEED_LEND_ENGINE "#include <heed/compiled_engine.hpp>\n#include <heed/mpi/compiled_ranks.hpp>\n")
 
 # heed_add_test(name command...): a ctest entry with HEED_TEST_THREADS threads. It counts as one processor, since most of its
 # time goes to plain loops on one thread.
