@@ -121,3 +121,12 @@ if(heed_missing)
   message(FATAL_ERROR "heed: not found: ${heed_missing}. On Debian or Ubuntu this installs all:\n"
                       "  ${HEED_APT_LINE}\n")
 endif()
+
+# heed_find_torch(): find_package(Torch), whose headers of 1.13 clang refuses in C++20 (vectors of an incomplete IValue).
+macro(heed_find_torch)
+  find_package(Torch QUIET CONFIG)
+  if(Torch_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND Torch_VERSION VERSION_LESS 2.1)
+    message(STATUS "heed: libtorch ${Torch_VERSION} does not fit clang, it is not used")
+    set(Torch_FOUND FALSE)
+  endif()
+endmacro()

@@ -217,13 +217,14 @@ TEST_CASE("What a spec cannot ask for is told in one sentence") {
        "selective-copy, compress, memorise, induction, flip-flop, needles, dyck, parity, "
        "modular-sum, listops, modular-addition, parens; --task help says what they are; did you "
        "mean mqar?");
-  for (const auto& [typed, meant] : {std::pair{"mqra", "mqar"},
-                                     {"Parity", "parity"},
-                                     {"flipflop", "flip-flop"},
-                                     {"modularsum", "modular-sum"}})
+  const std::pair<const char*, const char*> slips[] = {{"mqra", "mqar"},
+                                                       {"Parity", "parity"},
+                                                       {"flipflop", "flip-flop"},
+                                                       {"modularsum", "modular-sum"}};
+  for (const auto& slip : slips)
     CHECK(message_of([&] {
-            (void)make_task(typed);
-          }).ends_with("; did you mean " + std::string(meant) + "?"));
+            (void)make_task(slip.first);
+          }).ends_with("; did you mean " + std::string(slip.second) + "?"));
   for (const std::string typed : {"", "ab", "recollection", std::string(81, 'p').c_str()})
     CHECK(message_of([&] { (void)make_task(typed); }).ends_with("--task help says what they are"));
   says("mqar:lenn=4",

@@ -59,9 +59,10 @@ template <class Real>
   return packs[0];
 }
 
-// destination[c][r] = source[r][c] * factor for one W x W block. Not inlined, since a compiler would move the
-// computation of W row addresses out of the caller's loops, and has too few registers to hold them.
-template <class Real>
+// destination[c][r] = source[r][c] * factor for one W x W block. Row is destination_row where a compiler knows it, else 0. Not
+// inlined, since a compiler would move the computation of W row addresses out of the caller's loops, and has too few registers
+// to hold them.
+template <Index Row, class Real>
 [[gnu::noinline]] void transpose_block(const Real* source, Index source_row, Real* destination,
                                        Index destination_row, Real factor) {
   constexpr int W = kLanes<Real>;
@@ -71,7 +72,7 @@ template <class Real>
     rows[i] = Pack<Real>::load(source + i * source_row) * Pack<Real>(factor);
   transpose_stages<Real, 1>(rows);
 #pragma GCC unroll 16
-  for (int i = 0; i < W; ++i) rows[i].store(destination + i * destination_row);
+  for (int i = 0; i < W; ++i) rows[i].store(destination + i * (Row > 0 ? Row : destination_row));
 }
 
 }  // namespace detail
@@ -83,9 +84,15 @@ void pack_lanes(const Real* source, Index source_row, Index rows, Index columns,
   constexpr Index W = kLanes<Real>;
   const Index full_rows = rows / W * W, full_columns = columns / W * W;
   for (Index r = 0; r < full_rows; r += W) {
-    for (Index c = 0; c < full_columns; c += W)
-      detail::transpose_block(source + r * source_row + c, source_row, tile + c * lanes + r, lanes,
-                              factor);
+    if (lanes == kPanelLanes<Real>) {
+      for (Index c = 0; c < full_columns; c += W)
+        detail::transpose_block<kPanelLanes<Real>>(source + r * source_row + c, source_row,
+                                                   tile + c * lanes + r, lanes, factor);
+    } else {
+      for (Index c = 0; c < full_columns; c += W)
+        detail::transpose_block<0>(source + r * source_row + c, source_row, tile + c * lanes + r,
+                                   lanes, factor);
+    }
     for (Index c = full_columns; c < columns; ++c)
       for (Index i = r; i < r + W; ++i) tile[c * lanes + i] = factor * source[i * source_row + c];
   }
@@ -105,8 +112,8 @@ void unpack_lanes(const Real* tile, Index lanes, Index rows, Index columns, Real
   const Index full_rows = rows / W * W, full_columns = columns / W * W;
   for (Index c = 0; c < full_columns; c += W) {
     for (Index r = 0; r < full_rows; r += W)
-      detail::transpose_block(tile + c * lanes + r, lanes, destination + r * destination_row + c,
-                              destination_row, Real(1));
+      detail::transpose_block<0>(tile + c * lanes + r, lanes, destination + r * destination_row + c,
+                                 destination_row, Real(1));
     for (Index r = full_rows; r < rows; ++r)
       for (Index i = c; i < c + W; ++i) destination[r * destination_row + i] = tile[i * lanes + r];
   }
