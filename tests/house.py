@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 10700,
     "files behind heed/attention.hpp": 130,
     "lines behind heed/attention.hpp": 22200,
-    "lines of all headers": 47850,
+    "lines of all headers": 47870,
     "lines of README.md": 150,
 }
 

@@ -46,7 +46,7 @@ struct Damped {
 };
 
 // Features of a number of the token u, the row x and p:  p0 u x_0 + u^2 x_1 of queries,  p1 u |x|^2 of keys.
-struct Mixture : NoSideValues {
+struct Mixture : NothingDerived {
   static constexpr int query_features = 1, key_features = 1, query_inputs = 1, key_inputs = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, const auto& p, S* f) const {

@@ -70,7 +70,7 @@ struct Scored {
 };
 
 // A temperature of the query's place.
-struct Temperature : NoSideValues {
+struct Temperature : NothingDerived {
   static constexpr int query_features = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, const auto& p, S* f) const {

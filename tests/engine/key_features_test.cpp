@@ -130,7 +130,7 @@ struct LouderDar : heed::DarScore<T> {
   }
 };
 
-// DAR in both maps of differential attention: side values of each query head.
+// DAR in both maps of differential attention: derived values of each query head.
 template <class T>
 using TwoResonances = heed::Attention<T, heed::DarScore<T>,
                                       heed::Difference<T, heed::GivenLambda<T>>, heed::Identity<T>>;

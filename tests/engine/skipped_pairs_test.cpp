@@ -204,7 +204,7 @@ TEMPLATE_TEST_CASE("a score is asked about the pairs of vectors that see the key
 // still skip pairs of it.
 TEMPLATE_TEST_CASE("what is skipped adds to no result, in tiles of any width", "", float, double) {
   SECTION("plain scores") { check_against_boolean(ScaledDot<TestType>{}); }
-  SECTION("scores with side values of keys") {
+  SECTION("scores with derived values of keys") {
     Dar<TestType> op;
     op.score.strength = {TestType(0.7)};
     check_against_boolean(op);

@@ -79,7 +79,7 @@ struct FarGradients {
     return pair.logit + pair.query[0];
   }
 };
-struct UndeclaredInput : NoSideValues {
+struct UndeclaredInput : NothingDerived {
   static constexpr int key_features = 1;
   template <class Row, class S>
   void key_features_of(const Row& row, S* f) const {

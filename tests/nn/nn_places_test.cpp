@@ -83,7 +83,7 @@ struct Turned {
 };
 
 // A temperature that grows with the position.
-struct Rising : NoSideValues {
+struct Rising : NothingDerived {
   static constexpr int query_features = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, S* f) const {

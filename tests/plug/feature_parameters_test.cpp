@@ -21,7 +21,7 @@ using namespace heed_test;
 
 // A temperature that depends on the query's position and visible keys, differentiated by the library:
 // f = p0 log(i + 1) + p1 + 0.1 p0 n
-struct Temperature : NoSideValues {
+struct Temperature : NothingDerived {
   static constexpr int query_features = 1;
   static constexpr bool counts_visible = true;
   template <class Row, class S>
@@ -62,7 +62,7 @@ struct WeighedNorm {
     return math::sqrt(S(row.index() + S(1.0)));
   }
 };
-struct WeighedNorms : NoSideValues {
+struct WeighedNorms : NothingDerived {
   static constexpr int query_features = 1, key_features = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, const auto& p, S* f) const {
@@ -96,7 +96,7 @@ struct Weighed {
 };
 
 // Features of keys that depend on the position alone, differentiated by the library.
-struct Fade : NoSideValues {
+struct Fade : NothingDerived {
   static constexpr int key_features = 1;
   template <class Row, class S>
   void key_features_of(const Row& row, const auto& p, S* f) const {

@@ -112,7 +112,7 @@ struct Scalable {
 };
 
 // q . k (1 + i / 10) / (1 + j): factors of rows, by their places.
-struct Places : NoSideValues {
+struct Places : NothingDerived {
   static constexpr int query_features = 1, key_features = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, S* f) const {

@@ -64,7 +64,7 @@ struct Grid {
   }
 };
 
-struct Rising : NoSideValues {
+struct Rising : NothingDerived {
   static constexpr int query_features = 1, key_features = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, const auto& p, S* f) const {

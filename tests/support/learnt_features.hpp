@@ -11,7 +11,7 @@
 namespace heed_test {
 
 // Features of queries differentiated by duals, and of keys by hand: p0 log(1 + i) and p1 |k|^2 / 8.
-struct Learnt : heed::NoSideValues {
+struct Learnt : heed::NothingDerived {
   static constexpr int query_features = 1, key_features = 1;
   template <class Row, class S>
   void query_features_of(const Row& row, const auto& p, S* f) const {

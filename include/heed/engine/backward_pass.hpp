@@ -23,7 +23,7 @@ namespace detail {
 template <class Real>
 struct HandedOn {
   Index member = 0;          // the head of each family that is visited
-  std::vector<Real> rows;    // gradients of the keys' side values
+  std::vector<Real> rows;    // gradients of the keys' derived values
   std::vector<double> sums;  // of parameters, [family][numbers]
 };
 
@@ -70,13 +70,13 @@ class BackwardCall {
   [[nodiscard]] std::unique_ptr<PartGradient<Real>> score_gradient() const {
     return shared_.vjps.score.gradient();
   }
-  // Do side values of keys add to the score's parameters?
+  // Do derived values of keys add to the score's parameters?
   [[nodiscard]] bool keys_reach_parameters() const {
-    return KeySide<Real>::reaches_parameters(c_.op.score.traits);
+    return DerivedKeys<Real>::reaches_parameters(c_.op.score.traits);
   }
   [[nodiscard]] const VisitingOrder& order() const { return shared_.order; }
 
-  // Ahead of the first visit: side values of keys, and zeros in what visits add to. Once, by the first worker that comes
+  // Ahead of the first visit: derived values of keys, and zeros in what visits add to. Once, by the first worker that comes
   // where nobody has before: what one call works on then stands in cache.
   void begin(Zeros zeros, int threads) {
     begun_.run([&] {
@@ -114,7 +114,7 @@ class BackwardCall {
     on.rows.insert(on.rows.end(), shared_.drows.begin(), shared_.drows.end());
   }
 
-  // Behind the last visit: what side values and inputs of tokens owe; adds to `parameters`, if it is given.
+  // Behind the last visit: what derived values and inputs of tokens owe; adds to `parameters`, if it is given.
   void chain(PartGradient<Real>* parameters, int threads) {
     const GradientOperands<Real>& grads = shared_.grads;
     if (units_ > 0)
@@ -165,7 +165,7 @@ class BackwardCall {
   std::unique_ptr<ReadoutVjps<Real>> readout_vjps_;
   OpTiles<Real> op_;
   OpVjps<Real> vjps_;
-  KeySide<Real> keys_;
+  DerivedKeys<Real> keys_;
   CallContext<Real> c_;
   BackwardShared<Real> shared_;
   Index units_, elements_;
@@ -176,7 +176,7 @@ class BackwardCall {
 // Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a
 // bias? They then take turns at it, head by head, in their order; that of several calls arrives as zeros.
 // on: null, or what the share before has left of the one call, whose gradients of keys, values and bias arrive as it left
-// them. Gradients of the parameters, and what side values owe to the keys, come with the last share.
+// them. Gradients of the parameters, and what derived values owe to the keys, come with the last share.
 template <class Real>
 void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
                   OpGradient<Real>* grad_op, const Options& options, HandedOn<Real>* on = nullptr,
@@ -204,7 +204,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
                       : BackwardShared<Real>::places_for(workers, families.size()),
                    ordered[0]->numbers());
   if (on) sums.go_on(on->sums);
-  // What side values of keys add to the parameters, of each of several calls.
+  // What derived values of keys add to the parameters, of each of several calls.
   std::vector<std::unique_ptr<PartGradient<Real>>> parts;
   if (grad_op && !alone && ordered[0]->keys_reach_parameters())
     for (std::size_t n = 0; n < visited.size(); ++n) parts.push_back(ordered[0]->score_gradient());
@@ -243,7 +243,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
   if (alone) return calls[0]->chain(grad_op ? grad_op->score.get() : nullptr, workers);
   for (Call* call : ordered)
     if (call->units() == 0) call->chain(nullptr, workers);
-  if (grad_op) KeySide<Real>::add_in_order(parts, *grad_op->score);
+  if (grad_op) DerivedKeys<Real>::add_in_order(parts, *grad_op->score);
 }
 
 }  // namespace detail

@@ -7,11 +7,11 @@
 //   with dropout, X and the P that is summed into dV are dropped, the P of the vjp is not
 //   dV += P dO     dK += dx Q      dQ += dx^T K
 //
-// Groups run in parallel; what they add to shared rows (dK, dV, bias and side-value gradients) they add
+// Groups run in parallel; what they add to shared rows (dK, dV, bias and derived-value gradients) they add
 // tile by tile in a fixed order, each behind its turnstile: the first group of a family passes tile 0,
 // the second follows one tile behind. No buffer is reduced afterwards, no bit depends on the threads.
 //
-// Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for side values.
+// Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for derived values.
 
 #include <heed/engine/group.hpp>
 #include <heed/engine/query_gradients.hpp>

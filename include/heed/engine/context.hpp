@@ -3,7 +3,7 @@
 
 // A call, checked and planned.
 
-#include <heed/engine/keys.hpp>
+#include <heed/engine/derived_keys.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/engine/tile/bf16.hpp>
 #include <heed/mask/bound_mask.hpp>
@@ -26,7 +26,7 @@ struct CallContext {
   Operands<Real> in;
   Plan plan;
   Real scale;
-  const KeySide<Real>& keys;
+  const DerivedKeys<Real>& keys;
   Dropout dropout = {};
   const PairProducts* pair_products =
       nullptr;  // those of Options::precision, where the call heeds it
@@ -103,7 +103,7 @@ struct CallContext {
 template <class Real>
 [[nodiscard]] CallContext<Real> make_context(const OpTiles<Real>& op, const Geometry& g,
                                              const BoundMask<Real>& mask, const Operands<Real>& in,
-                                             const KeySide<Real>& keys, const Options& options,
+                                             const DerivedKeys<Real>& keys, const Options& options,
                                              const Plan& plan) {
   return {op,
           g,

@@ -43,7 +43,7 @@ Index Driver<Real>::share_step(const OpTiles<Real>& op, const Geometry& g, const
 template <class Real>
 bool Driver<Real>::features_fit(const KeyFeatures<Real>& kept, const OpTiles<Real>& op,
                                 const Geometry& g, const StoredView<const Real>& key) {
-  return KeySide<Real>::fits(kept, op, g, key);
+  return DerivedKeys<Real>::fits(kept, op, g, key);
 }
 
 }  // namespace detail

@@ -6,7 +6,7 @@
 // numbers, plane 1 their tangents.
 
 #include <heed/autodiff/lane_dual.hpp>
-#include <heed/engine/side_tiles.hpp>
+#include <heed/engine/derived_tiles.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -88,7 +88,7 @@ struct DualLanes {
 };
 
 template <class Real>
-using DualSides = SideTiles<Real, DualLanes<Real>>;
+using DerivedDuals = DerivedTiles<Real, DualLanes<Real>>;
 template <class Real>
 using DualRowInPlace = LaneRowInPlace<Real, DualLanes<Real>>;
 

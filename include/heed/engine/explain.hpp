@@ -26,7 +26,7 @@ struct Explanation {
   int workers = 0;
   int threads = 0;           // at most so many workers
   std::string threads_from;  // who says so: Options::threads, OpenMP's default, a CPU quota, ...
-  Index scratch_bytes = 0;   // all workers, with side values of keys and sums of gradients
+  Index scratch_bytes = 0;   // all workers, with derived values of keys and sums of gradients
   Index full_tiles = 0, partial_tiles = 0, skipped_tiles = 0;
   double visible_flops = 0;  // of the plain products, over the pairs in tiles that are not skipped
   double computed_flops =
@@ -160,7 +160,7 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
-  KeySide<Real> keys(op, g, {});
+  DerivedKeys<Real> keys(op, g, {});
   const CallContext<Real> c = make_context(op, g, bound, Operands<Real>{}, keys, options,
                                            plan_call<Real>(op, g, bound, options, 0, back));
   Explanation e;

@@ -2,7 +2,7 @@
 #pragma once
 
 // Streaming panels of few queries, as in decoding: each query has a row of scores, keys along the lanes,
-// so that vectors are full. What QuerySide and TileMask do to tiles, for rows. Panels of several heads that
+// so that vectors are full. What DerivedQueries and TileMask do to tiles, for rows. Panels of several heads that
 // read the same keys or values read them together.
 
 #include <heed/core/fixed_list.hpp>

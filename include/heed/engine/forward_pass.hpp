@@ -95,7 +95,7 @@ class ForwardCall {
     const bool folds = heads_fold(op, g, call.mask, bound_, call.options.dropout);
     // Copied keys, shards and folded heads bypass the feature cache.
     const bool others = own_rows || g.held_keys() != g.len_kv ||
-                        (folds && in.key_features && SideNeeds<Real>(op, g).per_query_head);
+                        (folds && in.key_features && DerivedNeeds<Real>(op, g).per_query_head);
     kept_ = others ? nullptr : in.key_features;
     if (!folds) return;
     folded_.emplace(call, bound_);
@@ -136,7 +136,7 @@ class ForwardCall {
     return !joining ? units_ * parts_ : parts_ > 1 ? units_ : 0;
   }
 
-  // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
+  // Derived values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
   void build_keys(int threads) {
     built_->run([&] {
       if (units_ > 0 && !lazy_keys_) keys_->build(threads);
@@ -199,7 +199,7 @@ class ForwardCall {
     units_ = g.held_queries() > 0 ? g.batch * g.kv_heads * groups : 0;
     built_.emplace();
     if (to) prepare_saved(op, g, *to);
-    // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
+    // Where one unit reads all keys of a head, derived values are computed while their tile is in cache.
     lazy_keys_ = groups == 1 && !keys_->keeps() ? &*keys_ : nullptr;
     parts_ = op.normaliser.traits.mergeable && groups == 1 && units_ > 0
                  ? parts_of_keys(units_, g.len_kv)
@@ -245,9 +245,9 @@ class ForwardCall {
   std::optional<OpTiles<Real>> settled_;
   Saved<Real> reports_;  // of the rehearsal
   Saved<Real>* to_ = nullptr;
-  std::optional<KeySide<Real>> keys_;
+  std::optional<DerivedKeys<Real>> keys_;
   std::optional<CallContext<Real>> c_;
-  KeySide<Real>* lazy_keys_ = nullptr;
+  DerivedKeys<Real>* lazy_keys_ = nullptr;
   Index units_ = 0, parts_ = 1, elements_ = 0;
   std::vector<Real> left_;  // what the parts of each unit leave for join()
   std::optional<Once> built_;

@@ -46,9 +46,9 @@ class ForwardWorker {
  public:
   using Context = CallContext<Real>;
 
-  // lazy_keys: the keys' side values if this worker computes them while their tile is in cache, or null.
+  // lazy_keys: the keys' derived values if this worker computes them while their tile is in cache, or null.
   ForwardWorker(const Context& c, const OutputSet<TensorView<Real>>& out, Saved<Real>* saved,
-                KeySide<Real>* lazy_keys, Scratch<Real>& scratch)
+                DerivedKeys<Real>* lazy_keys, Scratch<Real>& scratch)
       : traits_(c.op.normaliser.traits),
         readout_(c.op.readout.traits),
         maps_(c.op.maps()),
@@ -72,7 +72,7 @@ class ForwardWorker {
     for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c_, scratch);
     scores_ = take_lanes(scratch, tile, lanes);
     projected_ = take_lanes(scratch, tile, lanes);
-    if (lazy_keys) side_tiles_ = lazy_keys->take_tiles(scratch);
+    if (lazy_keys) derived_tiles_ = lazy_keys->take_tiles(scratch);
     tile_max_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
   }
@@ -252,12 +252,12 @@ class ForwardWorker {
     }
     const bool transforms = c_.op.score.traits.has_transform;
     if (transforms)
-      for (const auto& part : parts_) build_side_values(part.tile.at);
+      for (const auto& part : parts_) build_derived(part.tile.at);
     few_.dot({parts_.data(), parts_.size()});
     for (std::size_t n = 0; n < parts_.size(); ++n) {
       const auto& part = parts_[n];
       My& my = *seers_[n];
-      if (!transforms) build_side_values(part.tile.at);
+      if (!transforms) build_derived(part.tile.at);
       std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
       few_.score(part, tile_max_);
       move_references(my);
@@ -274,7 +274,7 @@ class ForwardWorker {
   void accumulate_streaming(My& my, const PanelTile& tile) {
     if (tile.at.rows <= kFewRows<Real>)
       return accumulate_few({&my, 1}, {tile.at.key, tile.at.key + tile.at.keys});
-    build_side_values(tile.at);
+    build_derived(tile.at);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
     const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_);
@@ -284,14 +284,14 @@ class ForwardWorker {
   }
 
   // Builds the key features of the tile containing `at`, unless the group's previous panel already has.
-  void build_side_values(const TilePlace& at) {
+  void build_derived(const TilePlace& at) {
     if (!lazy_keys_) return;
     const Index tile = at.key / c_.plan.tile;
     if (tile == built_tile_ && c_.keys.read_alike(built_head_, at.head)) return;
     built_tile_ = tile;
     built_head_ = at.head;
     const KeyRange keys = seen_keys(tile);
-    lazy_keys_->build(side_tiles_, c_.key, at.batch, at.head, keys.begin, keys.size());
+    lazy_keys_->build(derived_tiles_, c_.key, at.batch, at.head, keys.begin, keys.size());
   }
 
   // Tells the normaliser the maximum of the tile, and rescales what was mixed and summed before.
@@ -330,7 +330,7 @@ class ForwardWorker {
     }
   }
   void score_part(My& my, const PanelTile& tile) {
-    if (tile.kind != TileKind::empty) build_side_values(tile.at);
+    if (tile.kind != TileKind::empty) build_derived(tile.at);
     for (std::size_t m = 0; m < std::size_t(maps_); ++m) {
       const LaneTile<Real> scores = my.panel.part_of(my.block.scores[m], tile.at);
       if (tile.kind == TileKind::empty)
@@ -395,10 +395,10 @@ class ForwardWorker {
   Context c_;  // the call's, but for what keys_, values_ and bf16_ hold
   OutputSet<TensorView<Real>> to_;
   Saved<Real>* saved_;
-  KeySide<Real>* lazy_keys_;
-  typename KeySide<Real>::Tiles side_tiles_;
+  DerivedKeys<Real>* lazy_keys_;
+  typename DerivedKeys<Real>::Tiles derived_tiles_;
   KeyRange tiles_;                          // those that are visited
-  Index built_tile_ = -1, built_head_ = 0;  // where side values were built last
+  Index built_tile_ = -1, built_head_ = 0;  // where derived values were built last
   FewQueries<Real> few_;
   PanelGroup<Real, My> group_;
   PanelProducts<Real> products_;

@@ -17,7 +17,7 @@
 // Cost    with jvp(), 8.5 times the flops of forward, 3.4 times those of backward, and the second derivatives of the score:
 //         those of DAR take longer than all products (8 to 10 times the time of backward, AVX2, width 64). Rows that are
 //         transformed take two products more, relative rows ten between queries and table.
-// Memory  O(len): out., lse., what side values and transformed rows of keys gather, and numbers of tokens.
+// Memory  O(len): out., lse., what derived values and transformed rows of keys gather, and numbers of tokens.
 
 #include <heed/engine/hvp_walk.hpp>
 #include <heed/engine/jvp.hpp>

@@ -14,7 +14,7 @@
 //   dV = w^T dO                           dV. = w.^T dO + w^T dO.
 //
 // Q and K are rows behind the score's transform. What is derived of rows is chained once per row, on numbers that move: that of
-// a panel's queries by QuerySums, that of keys at the end by KeySide::chain(). Rows that are transformed need dQ and dK, too.
+// a panel's queries by QuerySums, that of keys at the end by DerivedKeys::chain(). Rows that are transformed need dQ and dK, too.
 //
 // With dropout, X and X. are dropped, and so are the w and w. that are summed into dV. What panels add to shared rows they
 // add tile by tile in the order of backward, behind the same turnstiles.
@@ -130,7 +130,7 @@ class HvpWorker {
 
   void load() {
     const TilePlace& place = panel_.place;
-    const QuerySide<Real>& side = panel_.query[0];
+    const DerivedQueries<Real>& queries = panel_.query[0];
     pack_rows(o_.grad_out, place, dout_);
     pack_rows(o_.grad_out_tangent, place, dout_tangent_);
     // delta = rowsum(dO o out),  delta. = rowsum(dO. o out + dO o out.)
@@ -143,8 +143,8 @@ class HvpWorker {
     pack_rows(o_.lse_tangent, place, lse_tangent_);
     panel_.load_states(states_, &s_.saved);
 
-    queries_.clear(side.source().width);
-    q_.copy(side.query_rows(), c_.plan.lanes, c_.row_factor());
+    queries_.clear(queries.source().width);
+    q_.copy(queries.query_rows(), c_.plan.lanes, c_.row_factor());
     load_query_tangents();
     do_.copy(dout_, place.rows);
     do_tangent_.rows = {};
@@ -164,7 +164,7 @@ class HvpWorker {
     if (!tangents_.queries_move()) return;
     Rows<Real> rows;
     if (traits_.has_transform) {
-      q_tangent_.copy(tangents_.side_tiles().x.tangent(), place.rows);
+      q_tangent_.copy(tangents_.derived_tiles().x.tangent(), place.rows);
       rows = q_tangent_.rows;
     } else {
       rows = {d_.query.row(place.batch, source.query_head, place.query) + source.query_column,
@@ -193,7 +193,7 @@ class HvpWorker {
                         key_tangent_lanes_,
                         queries_.features,
                         queries_.scalars.tangent(),
-                        traits_.table_by_distance ? queries_.by_lane : queries_.side.table,
+                        traits_.table_by_distance ? queries_.by_lane : queries_.derived.table,
                         &positions_,
                         c_.scale / c_.row_factor()});
     // dQ. = D. K + D K.
@@ -232,9 +232,9 @@ class HvpWorker {
   // Scores to weights_, their tangents to weight_tangents_; dot products and theirs stay.
   void score_tile(const PanelTile& tile) {
     const TilePlace& at = tile.at;
-    const auto& side = panel_.query[0];
+    const auto& queries = panel_.query[0];
     tangents_.dots(at, dot_tangents_, {});
-    side.dots(at, dots_);
+    queries.dots(at, dots_);
     std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
     const LaneTile<Real> scores = weights_.part(0, at.keys),
                          own = weight_tangents_.part(0, at.keys);
@@ -243,7 +243,7 @@ class HvpWorker {
         if (c_.plain()) scores.store(j, v, dots_.load(j, v));
         own.store(j, v, dot_tangents_.load(j, v));
       }
-    side.scores(at, tile.kind, c_.plain() ? scores : dots_.part(0, at.keys), {}, scores, top_);
+    queries.scores(at, tile.kind, c_.plain() ? scores : dots_.part(0, at.keys), {}, scores, top_);
     tangents_.scores(at, dots_, {}, {}, own, transposed_);
   }
 
@@ -301,7 +301,7 @@ class HvpWorker {
   // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
   void multiply_table() {
     std::fill(dtable_, dtable_ + table_size(), Real(0));
-    const DualLanes<Real>& table = queries_.side.table;
+    const DualLanes<Real>& table = queries_.derived.table;
     const auto add = [&](const LaneTile<Real>& dg, const PanelRows<Real>& of) {
       const Rows<Real>& rows = finite_ ? of.rows : of.clean;
       gemm_add(dg.rows, rows.count, rows.columns, Broadcast<Real>{dg.data, dg.lanes, 1}, rows.data,
@@ -355,8 +355,9 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
   operands.out_tangent = moved.tangent.out;
   operands.lse_tangent = moved.tangent.lse;
 
-  // Both passes read the same side values of keys.
-  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs, {&jvps.score, d.key, d.key_inputs});
+  // Both passes read the same derived values of keys.
+  DerivedKeys<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs,
+                         {&jvps.score, d.key, d.key_inputs});
   CallContext<Real> c = make_context(op, g, bound, in, keys, options,
                                      plan_call<Real>(op, g, bound, options, 0, true));
   walk_jvp(c, jvps, keys, d, moved, options);

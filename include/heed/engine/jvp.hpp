@@ -160,8 +160,8 @@ void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
     to.written = copies.write_outputs(*given.written);
   else
     to.known_out = copies.read(given.known_out);
-  KeySide<Real> keys(op, open.geometry, operands.key, nullptr, {}, operands.key_inputs,
-                     {&jvps.score, tangents.key, tangents.key_inputs});
+  DerivedKeys<Real> keys(op, open.geometry, operands.key, nullptr, {}, operands.key_inputs,
+                         {&jvps.score, tangents.key, tangents.key_inputs});
   const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
   const CallContext<Real> c =
       make_context(op, open.geometry, bound, operands, keys, given.options,

@@ -13,7 +13,7 @@
 // With dropout, w and w. are dropped alike. A normaliser that is Mergeable needs no state of an earlier forward: all sums
 // carry the running reference, and are multiplied by finish() at the end.
 //
-// Memory  per worker as in backward; O(len) for the tangents of side values, and for readouts.
+// Memory  per worker as in backward; O(len) for the tangents of derived values, and for readouts.
 
 #include <heed/engine/group.hpp>
 #include <heed/engine/panel_products.hpp>
@@ -59,7 +59,7 @@ struct JvpPanel {
            Scratch<Real>& scratch)
       : panel(c, scratch, false), tangents(c.op.maps()) {
     const auto take = [&](Index rows) { return take_lanes(scratch, rows, c.plan.lanes); };
-    for (const QuerySide<Real>& side : panel.query) tangents.emplace(c, score, d, side, scratch);
+    for (const auto& queries : panel.query) tangents.emplace(c, score, d, queries, scratch);
     mixed = take(c.geometry.dim_v);
     mixed_tangent = take(c.geometry.dim_v);
     states = take(c.op.normaliser.traits.state_numbers);
@@ -136,11 +136,11 @@ class JvpWorker {
   void score_tile(My& my, int m, const PanelTile& tile, const LaneTile<Real>& scores,
                   const LaneTile<Real>& tangents, Real* top) {
     const TilePlace& at = tile.at;
-    const auto& side = my.panel.query[std::size_t(m)];
-    const auto& side_tangents = my.tangents[std::size_t(m)];
-    side_tangents.dots(at, tangents, projected_tangents_);
-    side.tile_scores(at, tile.kind, dots_, projected_, scores, top);
-    side_tangents.scores(at, dots_, projected_, projected_tangents_, tangents, transposed_);
+    const auto& queries = my.panel.query[std::size_t(m)];
+    const auto& derived_tangents = my.tangents[std::size_t(m)];
+    derived_tangents.dots(at, tangents, projected_tangents_);
+    queries.tile_scores(at, tile.kind, dots_, projected_, scores, top);
+    derived_tangents.scores(at, dots_, projected_, projected_tangents_, tangents, transposed_);
   }
 
   // Invariant, behind each tile: over the keys j so far, with w as the state has it,
@@ -369,9 +369,9 @@ void read_out_duals(const CallContext<Real>& c, const ReadoutJvps& readout,
     write(context.steps, c.op.readout.step_columns(g), to.written.steps, to.tangent.steps);
 }
 
-// Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
+// Builds the derived values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
 template <class Real>
-void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real>& keys,
+void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, DerivedKeys<Real>& keys,
               const TangentOperands<Real>& d, const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Real>;
   const Geometry& g = c.geometry;

@@ -27,7 +27,7 @@ namespace heed {
 inline namespace HEED_ABI {
 
 template <class Real>
-class KeySide;
+class DerivedKeys;
 
 namespace detail {
 
@@ -124,7 +124,7 @@ class KeyFeatures {
   }
 
  private:
-  friend class KeySide<Real>;
+  friend class DerivedKeys<Real>;
 
   // Room for those of `len` keys in each of `blocks` arrays [feature][room] and [room][rank]. Throws std::bad_alloc; they
   // are then as they were.

@@ -83,7 +83,7 @@ using TransformScore = typename LiftedForTransform<Score, Real>::Type;
 // Takes what a feature's vjp adds to the gradient of its row times the row's tangent.
 template <class Real>
 struct AlongRow {
-  const SideTiles<Real>& tangent;
+  const DerivedTiles<Real>& tangent;
   int vector;
   Pack<Real>& sum;
 
@@ -216,9 +216,9 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
     else
       return {};
   }
-  void features(RowSide side, const DualSides<Real>& rows, Index h, Index first,
+  void features(RowSide side, const DerivedDuals<Real>& rows, Index h, Index first,
                 const Real* visible, int vectors, const DualLanes<Real>& out) const override {
-    const SideTiles<Real> values = rows.plane(0), tangents = rows.plane(1);
+    const DerivedTiles<Real> values = rows.plane(0), tangents = rows.plane(1);
     of_side(side, [&]<class Rows>(Rows) {
       constexpr int count = Rows::template count<Score>;
       if constexpr (count > 0) {
@@ -245,7 +245,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
   void transform(RowSide side, Index h, Index first, int vectors,
                  const DualLanes<Real>& x) const override {
     if constexpr (Score::has_transform)
-      DualSides<Real>::transform(transform_, side, h, first, vectors, x);
+      DerivedDuals<Real>::transform(transform_, side, h, first, vectors, x);
   }
   void scores(const ScoreTile<Real>& tile, const ScoreTangentTile<Real>& moved) const override {
     Score::with_form(score_, [&](const auto& form) {

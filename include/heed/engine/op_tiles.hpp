@@ -146,7 +146,7 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
       }
   }
 
-  void features(RowSide side, const SideTiles<Real>& rows, Index h, Index first,
+  void features(RowSide side, const DerivedTiles<Real>& rows, Index h, Index first,
                 const Real* visible, int vectors, const LaneTile<Real>& out) const override {
     of_side(side, [&]<class Rows>(Rows) {
       constexpr int count = Rows::template count<Score>;
@@ -163,7 +163,7 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
   void transform(RowSide side, Index h, Index first, int vectors,
                  const LaneTile<Real>& x) const override {
     if constexpr (Score::has_transform)
-      SideTiles<Real>::transform(score_, side, h, first, vectors, x);
+      DerivedTiles<Real>::transform(score_, side, h, first, vectors, x);
   }
 
   void scores(const ScoreTile<Real>& t) const override {

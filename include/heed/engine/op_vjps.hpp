@@ -70,9 +70,9 @@ class RowVjpsOf : public Interface {
       return std::make_unique<PartGradientOf<Lifted, Real>>(lifted_);
     return nullptr;
   }
-  void features_vjp(RowSide side, const SideTiles<Real, Lanes>& rows, Index h, Index first,
+  void features_vjp(RowSide side, const DerivedTiles<Real, Lanes>& rows, Index h, Index first,
                     const Real* visible, int vectors, const LaneTile<Real>& features,
-                    const Lanes& dfeatures, const SideTiles<Real, Lanes>& grads,
+                    const Lanes& dfeatures, const DerivedTiles<Real, Lanes>& grads,
                     const Lanes& dscalars) const override {
     of_side(side, [&]<class Rows>(Rows) {
       constexpr int count = Rows::template count<Score>;
@@ -100,8 +100,8 @@ class RowVjpsOf : public Interface {
   void transform_vjp(RowSide side, Index h, Index first, Index count, const Lanes& before,
                      const Lanes& work, const Lanes& d, PartGradient<Real>& grad) const override {
     if constexpr (Score::has_transform)
-      SideTiles<Real, Lanes>::transform_vjp(lifted_, side, h, first, count, before, work, d,
-                                            PartGradientOf<Lifted, Real>::of(grad));
+      DerivedTiles<Real, Lanes>::transform_vjp(lifted_, side, h, first, count, before, work, d,
+                                               PartGradientOf<Lifted, Real>::of(grad));
   }
   void add_scalars(Index h, const double* sums, PartGradient<Real>& grad) const override {
     chain_scalars(PartGradientOf<Score, Real>::of(grad), h, sums);
@@ -265,7 +265,7 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
         run_back(total);
       }
       dscores.store(j, v, mul_add(d.logit, logit_part, d.dot));
-      keep_key_side<key_gradients_of<Form>()>(tile, back, tile_keys, j, v, d, pair, pairs);
+      keep_derived_keys<key_gradients_of<Form>()>(tile, back, tile_keys, j, v, d, pair, pairs);
     }
     add_sums(form, total, pairs.query(), p, tile, back, v);
   }
@@ -300,11 +300,11 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
   }
 
   template <int KeyGradients>
-  [[gnu::always_inline]] static void keep_key_side(const ScoreTile<Real>& tile,
-                                                   const ScoreBack<Real>& back, Index tile_keys,
-                                                   Index j, int v, const PairOf<Score, P>& d,
-                                                   const PairOf<Score, P>& pair,
-                                                   const LanePairs<Score, Real>& pairs) {
+  [[gnu::always_inline]] static void keep_derived_keys(const ScoreTile<Real>& tile,
+                                                       const ScoreBack<Real>& back, Index tile_keys,
+                                                       Index j, int v, const PairOf<Score, P>& d,
+                                                       const PairOf<Score, P>& pair,
+                                                       const LanePairs<Score, Real>& pairs) {
     for (int i = 0; i < KeyGradients; ++i) {
       Real* cell = back.key_lanes + (i * tile_keys + j) * kLanes<Real>;
       const P g = d.key[std::size_t(i)];

@@ -137,7 +137,7 @@ class RowPairs {
     detail::move_factor<Score>(logits_, query_);
   }
 
-  // Keys j ... j + W - 1 of the tile; those behind the last one have side values of 0.
+  // Keys j ... j + W - 1 of the tile; those behind the last one have derived values of 0.
   [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<Real>> operator()(
       Index j, Pack<Real> scaled_dot) const {
     PairOf<Score, Pack<Real>> pair;

@@ -5,7 +5,7 @@
 // rows for the readout, its whole-row scratch for row normalisers, and the tiles of keys it walks over.
 
 #include <heed/core/fixed_list.hpp>
-#include <heed/engine/query_side.hpp>
+#include <heed/engine/derived_queries.hpp>
 #include <heed/engine/tile/dropout.hpp>
 #include <heed/engine/tile/panel_rows.hpp>
 
@@ -137,7 +137,7 @@ class Panel {
  public:
   using Context = CallContext<Real>;
 
-  FixedList<QuerySide<Real>> query;  // [map]
+  FixedList<DerivedQueries<Real>> query;  // [map]
   PanelReadout<Real> readout;
   RowScratch<Real> rows;
   PanelDropout<Real> dropout;
@@ -178,7 +178,7 @@ class Panel {
         visible_[i] = Real(i < place.rows ? c_.mask.count_visible(b, h, place.query + i) : 0);
   }
   void load_queries() {
-    for (QuerySide<Real>& side : query) side.load(place.batch, place.head, place.query, place.rows);
+    for (auto& queries : query) queries.load(place.batch, place.head, place.query, place.rows);
     load_inputs(c_.in.normaliser_query, c_.geometry, tokens_of(place), inputs_);
   }
 

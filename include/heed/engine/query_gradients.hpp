@@ -2,7 +2,7 @@
 #pragma once
 
 // What one panel adds to the gradients, tile by tile: its own rows' gradients stay in lanes until the
-// panel is done; what it shares with other panels (dK, dV, bias, side values) is added behind
+// panel is done; what it shares with other panels (dK, dV, bias, derived values) is added behind
 // turnstiles, in a fixed order.
 
 #include <heed/engine/panel_products.hpp>
@@ -17,11 +17,12 @@ namespace detail {
 //   dG -> R^T dG of a table by distance,  df -> df . df/dq of features,  then  dQ -> dQ . dt/dq of the score's transform t
 template <class Real, class Lanes = LaneTile<Real>>
 struct QuerySums {
-  Lanes dq;                     // [width][lanes]: of the rows, over CallContext::row_factor()
-  Lanes features;               // [query_features][lanes]
-  Lanes scalars;                // [scalars][lanes]
-  Lanes by_lane;                // of a table by distance, as pairs of lanes read it
-  SideTiles<Real, Lanes> side;  // of the rows (through side values), projected rows and table
+  Lanes dq;        // [width][lanes]: of the rows, over CallContext::row_factor()
+  Lanes features;  // [query_features][lanes]
+  Lanes scalars;   // [scalars][lanes]
+  Lanes by_lane;   // of a table by distance, as pairs of lanes read it
+  DerivedTiles<Real, Lanes>
+      derived;  // of the rows (through derived values), projected rows and table
 
   QuerySums(const CallContext<Real>& c, Scratch<Real>& scratch) : c_(c) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
@@ -32,28 +33,28 @@ struct QuerySums {
     features = rows(score.query_features);
     scalars = rows(score.scalars);
     if (score.table_by_distance) by_lane = rows(relative_places<Real>(needs.table_rows));
-    side = SideTiles<Real, Lanes>::take(scratch, needs.any ? width : 0, needs.rank,
-                                        needs.table_rows, score.query_inputs, lanes);
+    derived = DerivedTiles<Real, Lanes>::take(scratch, needs.any ? width : 0, needs.rank,
+                                              needs.table_rows, score.query_inputs, lanes);
   }
   void clear(Index width) {
     dq.rows = width;
-    if (c_.keys.needs().any) side.x.rows = width;
+    if (c_.keys.needs().any) derived.x.rows = width;
     for (const Lanes& tile : {dq, features, scalars, by_lane}) tile.fill(Real(0));
-    side.fill(Real(0));
+    derived.fill(Real(0));
   }
 
   // After the last tile: the gradient of the rows as they are stored, in dq. Adds to `parameters` what the panel gives to the
-  // score's, and to the sums of `shared` what it gives to numbers of tokens. rows: QuerySide, or QueryTangents.
+  // score's, and to the sums of `shared` what it gives to numbers of tokens. rows: DerivedQueries, or QueryTangents.
   template <class Rows>
   void finish(const TilePlace& place, const Rows& rows, const RowVjps<Real, Lanes>& vjps,
               BackwardShared<Real>& shared, PartGradient<Real>& parameters) {
     const ScoreTraits& score = c_.op.score.traits;
     const Index position = c_.geometry.query_position(place.query);
     const bool derives = c_.keys.needs().any;
-    if (derives) chain_side(place, rows, vjps, shared);
+    if (derives) chain_derived(place, rows, vjps, shared);
     const Pack<Real> factor = c_.row_factor();
     for (int n = 0; n < Lanes::planes; ++n) {
-      const LaneTile<Real> own = dq.plane(n), of_side = side.x.plane(n);
+      const LaneTile<Real> own = dq.plane(n), of_side = derived.x.plane(n);
       for (int v = 0; v < c_.plan.vectors; ++v)
         for (Index col = 0; col < own.rows; ++col) {
           const Pack<Real> g = own.load(col, v);
@@ -61,11 +62,11 @@ struct QuerySums {
         }
     }
     if (score.has_transform) {
-      // Parameters that move have gradients of their own type. Gradients of side values, which dq has, make room.
+      // Parameters that move have gradients of their own type. Gradients of derived values, which dq has, make room.
       const auto own = Lanes::planes > 1 ? vjps.gradient() : nullptr;
-      vjps.transform_vjp(RowSide::query, place.head, position, place.rows, rows.before(), side.x,
+      vjps.transform_vjp(RowSide::query, place.head, position, place.rows, rows.before(), derived.x,
                          dq, own ? *own : parameters);
-      if (own) KeySide<Real>::add_in_order({&own, 1}, parameters);
+      if (own) DerivedKeys<Real>::add_in_order({&own, 1}, parameters);
     }
     if (score.scalars == 0) return;
     scalar_sums_.resize(std::size_t(score.scalars));
@@ -89,26 +90,27 @@ struct QuerySums {
   // From gradients of query features, projected rows and table entries to those of the rows, in x, and of what features
   // read of the parameters.
   template <class Rows>
-  void chain_side(const TilePlace& place, const Rows& rows, const RowVjps<Real, Lanes>& vjps,
-                  BackwardShared<Real>& shared) const {
+  void chain_derived(const TilePlace& place, const Rows& rows, const RowVjps<Real, Lanes>& vjps,
+                     BackwardShared<Real>& shared) const {
     const ScoreTraits& score = c_.op.score.traits;
     const int vectors = c_.plan.vectors;
     for (int n = 0; n < Lanes::planes; ++n) {
-      if (score.table_by_distance) add_from_lanes(by_lane.plane(n), vectors, side.table.plane(n));
-      const LaneTile<Real> projected = side.projected.plane(n);
+      if (score.table_by_distance)
+        add_from_lanes(by_lane.plane(n), vectors, derived.table.plane(n));
+      const LaneTile<Real> projected = derived.projected.plane(n);
       for (int v = 0; v < vectors; ++v)
         for (Index r = 0; r < projected.rows; ++r)
           projected.store(r, v, projected.load(r, v) * c_.projected_factor());
     }
     if (score.query_features > 0)
-      vjps.features_vjp(RowSide::query, rows.side_tiles(), place.head,
+      vjps.features_vjp(RowSide::query, rows.derived_tiles(), place.head,
                         c_.geometry.query_position(place.query), rows.visible(), vectors,
-                        rows.features(), features, side, scalars);
-    side.chain(c_.op.score.projection, c_.keys.template tables<Lanes>(place.head), vectors);
+                        rows.features(), features, derived, scalars);
+    derived.chain(c_.op.score.projection, c_.keys.template tables<Lanes>(place.head), vectors);
     const Index inputs = score.query_inputs;
     const Index first = c_.geometry.row_index(place.batch, place.head, place.query);
     for (int n = 0; inputs > 0 && n < Lanes::planes; ++n)
-      add_unpacked_lanes(side.input.plane(n).data, side.input.lanes, place.rows, inputs,
+      add_unpacked_lanes(derived.input.plane(n).data, derived.input.lanes, place.rows, inputs,
                          shared.sums(n).dquery_inputs.data() + first * inputs, inputs);
   }
 
@@ -271,7 +273,7 @@ class PanelGradients {
       const int key_gradients = c_.plain() ? 0 : chain_scores(m, at, weighed.dots[i], dscores);
       add_to_queries(m, at, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_side_values(m, at, key_gradients);
+      if (!c_.plain()) add_derived(m, at, key_gradients);
       if (in_bf16()) pair_columns_of(dscores, work_.paired_dscores);
       if (!together) add_to_keys(m, tile, dscores);
     }
@@ -340,18 +342,18 @@ class PanelGradients {
 
   void copy_queries(int m) {
     Map& map = maps_[std::size_t(m)];
-    const auto& side = panel_.query[std::size_t(m)];
-    const Index padded = whole_vectors<Real>(side.source().width);
-    map.grad.clear(side.source().width);
+    const auto& queries = panel_.query[std::size_t(m)];
+    const Index padded = whole_vectors<Real>(queries.source().width);
+    map.grad.clear(queries.source().width);
     // The rows of map 0 stand beside the rows of the other panels of the group.
     if (m == 0) {
       map.q.memory = work_.q + index_ * c_.plan.lanes * padded;
       map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * padded);
     }
-    map.q.copy(side.query_rows(), c_.plan.lanes, row_factor());
+    map.q.copy(queries.query_rows(), c_.plan.lanes, row_factor());
     const bool finite = in_bf16() ? pair_rows_of(map.q.rows, map.pairs) : all_finite(map.q.rows);
     finite_ = finite_ && finite;
-    if (c_.keys.needs().rank > 0) map.projected.copy(side.projected(), panel_.place.rows);
+    if (c_.keys.needs().rank > 0) map.projected.copy(queries.projected(), panel_.place.rows);
   }
 
   // Pairs of padded rows. Returns whether their numbers are finite.
@@ -408,12 +410,12 @@ class PanelGradients {
 
   void add_to_queries(int m, const TilePlace& at, const LaneTile<Real>& dscores) {
     const QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
-    const auto& side = panel_.query[std::size_t(m)];
-    work_.products.add_lanes(side.key_rows(at.key, at.keys), dscores, grad.dq,
+    const auto& queries = panel_.query[std::size_t(m)];
+    work_.products.add_lanes(queries.key_rows(at.key, at.keys), dscores, grad.dq,
                              c_.bf16 ? &c_.bf16->key_rows[std::size_t(m)] : nullptr);
-    if (grad.side.projected.rows > 0)
-      work_.products.add_lanes(side.projected_keys(at.key, at.keys),
-                               work_.dprojected.part(0, at.keys), grad.side.projected);
+    if (grad.derived.projected.rows > 0)
+      work_.products.add_lanes(queries.projected_keys(at.key, at.keys),
+                               work_.dprojected.part(0, at.keys), grad.derived.projected);
   }
 
   void add_to_keys(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
@@ -427,17 +429,17 @@ class PanelGradients {
   // dscores become those of the dot products, by the score's vjp. Returns how many key features have gradients.
   [[nodiscard]] int chain_scores(int m, const TilePlace& at, const LaneTile<Real>& dots,
                                  const LaneTile<Real>& dscores) {
-    const auto& side = panel_.query[std::size_t(m)];
+    const auto& queries = panel_.query[std::size_t(m)];
     QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
-    side.projected_dots(at, work_.projected);
+    queries.projected_dots(at, work_.projected);
     return s_.vjps.score.scores_vjp(
-        side.score_tile(at, dots, work_.projected),
+        queries.score_tile(at, dots, work_.projected),
         {dscores, c_.keys.needs().rank > 0 ? work_.dprojected : LaneTile<Real>{},
          work_.products.hidden_or_none(), work_.key_lanes, grad.features, grad.scalars,
-         score_.table_by_distance ? grad.by_lane : grad.side.table, &work_.positions,
+         score_.table_by_distance ? grad.by_lane : grad.derived.table, &work_.positions,
          c_.scale / c_.row_factor()});
   }
-  void add_side_values(int m, const TilePlace& at, int key_gradients) {
+  void add_derived(int m, const TilePlace& at, int key_gradients) {
     const Index row = c_.keys.row(at.batch, at.head, m, at.key);
     if (key_gradients > 0)
       add_sums_of_lanes(work_.key_lanes, at.keys, key_gradients,
@@ -460,7 +462,7 @@ class PanelGradients {
   }
 
   void add_table(Real* table) {
-    const auto& grad = maps_[0].grad.side.table;
+    const auto& grad = maps_[0].grad.derived.table;
     const Index width = c_.geometry.dim_qk;
     // A query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
     Rows<Real> q = maps_[0].q.rows;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tangents of what a score reads of a panel of queries (those of keys: engine/keys.hpp), and of a tile of pairs:
+// Tangents of what a score reads of a panel of queries (those of keys: engine/derived_keys.hpp), and of a tile of pairs:
 //
 //   (q . k). = q. . k + q . k.
 //
 // The same formulas as for keys hold for what is derived of queries.
 
+#include <heed/engine/derived_queries.hpp>
 #include <heed/engine/jvps.hpp>
-#include <heed/engine/query_side.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -19,10 +19,11 @@ namespace detail {
 template <class Real>
 class QueryTangents {
  public:
-  // `side`: the queries themselves, loaded before load() here.
+  // queries: loaded before load() here.
   QueryTangents(const CallContext<Real>& c, const ScoreJvps<Real>& score,
-                const TangentOperands<Real>& d, const QuerySide<Real>& side, Scratch<Real>& scratch)
-      : c_(c), traits_(c.op.score.traits), score_(score), d_(d), side_(side) {
+                const TangentOperands<Real>& d, const DerivedQueries<Real>& queries,
+                Scratch<Real>& scratch)
+      : c_(c), traits_(c.op.score.traits), score_(score), d_(d), queries_(queries) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     const auto& needs = c.keys.needs();
     scalars_ = scratch.take(traits_.scalars);
@@ -31,20 +32,20 @@ class QueryTangents {
     const auto beside = [&](const LaneTile<Real>& rows) {
       return DualLanes<Real>{rows.data, scratch.take(rows.rows * lanes), rows.rows, lanes};
     };
-    before_ = beside(side.before());
-    const SideTiles<Real>& own = side.side_tiles();
-    sides_ = {beside(own.x), beside(own.projected), beside(own.table), beside(own.input)};
+    before_ = beside(queries.before());
+    const DerivedTiles<Real>& own = queries.derived_tiles();
+    derived_ = {beside(own.x), beside(own.projected), beside(own.table), beside(own.input)};
     if (traits_.table_by_distance) by_lane_ = take_relative(scratch, needs.table_rows, lanes);
   }
 
   // Reads the panel at `place`.
   void load(const TilePlace& place) {
-    const Source& source = side_.source();
+    const Source& source = queries_.source();
     const bool transforms = traits_.has_transform;
     const Real factor = c_.query_factor();
     score_.scalars(place.head, scalars_);
     scaled_.rows = source.width;
-    if (c_.keys.needs().any) sides_.x.rows = source.width;
+    if (c_.keys.needs().any) derived_.x.rows = source.width;
     if (transforms) before_.rows = source.width;
     const LaneTile<Real> rows = scaled_.value(), tangents = scaled_.tangent();
     pack_stored(d_.query, {place.batch, source.query_head, place.query, place.rows},
@@ -56,11 +57,11 @@ class QueryTangents {
                        c_.plan.vectors, scaled_);
     }
     if (c_.keys.needs().any)
-      std::copy_n(tangents.data, rows.rows * rows.lanes, sides_.x.tangent_data);
+      std::copy_n(tangents.data, rows.rows * rows.lanes, derived_.x.tangent_data);
     for (Index col = 0; col < source.width; ++col)
       for (int v = 0; v < c_.plan.vectors; ++v)
         tangents.store(col, v, tangents.load(col, v) * factor);
-    const Rows<Real> own = side_.query_rows();
+    const Rows<Real> own = queries_.query_rows();
     pack_lanes(own.data, own.stride, own.count, own.columns, rows.data, rows.lanes, factor);
     if (c_.keys.needs().any) derive(place);
   }
@@ -68,12 +69,12 @@ class QueryTangents {
   // Tangents of scaled dot products, and of projected ones.
   void dots(const TilePlace& place, const LaneTile<Real>& out,
             const LaneTile<Real>& projected) const {
-    product(place, side_.key_rows(place.key, place.keys), key_tangents(place), scaled_.tangent(),
+    product(place, queries_.key_rows(place.key, place.keys), key_tangents(place), scaled_.tangent(),
             scaled_.value(), out);
-    if (sides_.projected.rows > 0)
-      product(place, side_.projected_keys(place.key, place.keys),
-              c_.keys.projected(place.batch, place.head, side_.map(), place.key, place.keys, 1),
-              sides_.projected.tangent(), side_.projected(), projected);
+    if (derived_.projected.rows > 0)
+      product(place, queries_.projected_keys(place.key, place.keys),
+              c_.keys.projected(place.batch, place.head, queries_.map(), place.key, place.keys, 1),
+              derived_.projected.tangent(), queries_.projected(), projected);
   }
   // `tangents`: in, those of the scaled dot products; out, those of the scores. `dots` and `projected` are the products
   // themselves, which a plain score does not read. Cells of hidden pairs mean nothing. `scratch` has room for a tile
@@ -82,42 +83,42 @@ class QueryTangents {
               const LaneTile<Real>& projected_tangents, const LaneTile<Real>& tangents,
               Real* scratch) const {
     if (!c_.plain())
-      score_.scores(side_.score_tile(place, dots, projected),
+      score_.scores(queries_.score_tile(place, dots, projected),
                     tangent_tile(place, projected_tangents, tangents));
     if (d_.bias.given()) add_bias(place, tangents, scratch);
   }
-  // The tangents of the pairs with the keys of `place`, beside QuerySide::score_tile().
+  // The tangents of the pairs with the keys of `place`, beside DerivedQueries::score_tile().
   [[nodiscard]] ScoreTangentTile<Real> tangent_tile(const TilePlace& place,
                                                     const LaneTile<Real>& projected,
                                                     const LaneTile<Real>& tangents) const {
     return {tangents,
             scalars_,
             features_.tangent(),
-            c_.keys.features(place.batch, place.head, side_.map(), place.key, 1),
+            c_.keys.features(place.batch, place.head, queries_.map(), place.key, 1),
             c_.keys.feature_stride(),
-            sides_.projected.rows > 0 ? projected : LaneTile<Real>{},
-            traits_.table_by_distance ? by_lane_ : sides_.table.tangent(),
+            derived_.projected.rows > 0 ? projected : LaneTile<Real>{},
+            traits_.table_by_distance ? by_lane_ : derived_.table.tangent(),
             &c_.keys.positions(1)};
   }
 
   // Tangents of p[0], p[1], ... of the head.
   [[nodiscard]] const Real* scalars() const { return scalars_; }
-  // As those of QuerySide, with tangents: the rows, unscaled, and what is derived of them; tangents of projected rows carry
+  // As those of DerivedQueries, with tangents: the rows, unscaled, and what is derived of them; tangents of projected rows carry
   // CallContext::projected_factor().
-  [[nodiscard]] const Source& source() const { return side_.source(); }
-  [[nodiscard]] const DualSides<Real>& side_tiles() const { return sides_; }
+  [[nodiscard]] const Source& source() const { return queries_.source(); }
+  [[nodiscard]] const DerivedDuals<Real>& derived_tiles() const { return derived_; }
   [[nodiscard]] const DualLanes<Real>& before() const { return before_; }
   [[nodiscard]] LaneTile<Real> features() const { return features_.value(); }
-  [[nodiscard]] const Real* visible() const { return side_.visible(); }
+  [[nodiscard]] const Real* visible() const { return queries_.visible(); }
   // Do the rows that products are made of move?
   [[nodiscard]] bool queries_move() const { return d_.query.given() || score_.transform_moves(); }
   [[nodiscard]] bool keys_move() const { return d_.key.given() || score_.transform_moves(); }
   // The tangents of keys as products read them; no rows where they hold still.
   [[nodiscard]] Rows<Real> key_tangents(const TilePlace& place) const {
-    const Source& source = side_.source();
+    const Source& source = queries_.source();
     if (!keys_move()) return {};
     if (traits_.has_transform)
-      return c_.keys.transformed(place.batch, place.head, side_.map(), place.key, place.keys,
+      return c_.keys.transformed(place.batch, place.head, queries_.map(), place.key, place.keys,
                                  source.width, 1);
     return {d_.key.row(place.batch, source.kv_head, place.key) + source.key_column, place.keys,
             source.width, d_.key.strides().row};
@@ -126,14 +127,14 @@ class QueryTangents {
  private:
   void derive(const TilePlace& place) {
     const int vectors = c_.plan.vectors;
-    load_inputs(d_.query_inputs, c_.geometry, tokens_of(place), sides_.input.tangent());
-    sides_.derive(c_.op.score.projection, c_.keys.template tables<DualLanes<Real>>(place.head),
-                  vectors, 1);
-    if (traits_.table_by_distance) lay_out_by_lane(sides_.table.tangent(), vectors, by_lane_);
+    load_inputs(d_.query_inputs, c_.geometry, tokens_of(place), derived_.input.tangent());
+    derived_.derive(c_.op.score.projection, c_.keys.template tables<DualLanes<Real>>(place.head),
+                    vectors, 1);
+    if (traits_.table_by_distance) lay_out_by_lane(derived_.table.tangent(), vectors, by_lane_);
     if (traits_.query_features > 0)
-      score_.features(RowSide::query, sides_, place.head, c_.geometry.query_position(place.query),
-                      side_.visible(), vectors, features_);
-    const LaneTile<Real> projected = sides_.projected.tangent();
+      score_.features(RowSide::query, derived_, place.head, c_.geometry.query_position(place.query),
+                      queries_.visible(), vectors, features_);
+    const LaneTile<Real> projected = derived_.projected.tangent();
     for (int v = 0; v < vectors; ++v)
       for (Index r = 0; r < projected.rows; ++r)
         projected.store(r, v, projected.load(r, v) * c_.projected_factor());
@@ -165,11 +166,11 @@ class QueryTangents {
   const ScoreTraits& traits_;
   const ScoreJvps<Real>& score_;
   TangentOperands<Real> d_;
-  const QuerySide<Real>& side_;
+  const DerivedQueries<Real>& queries_;
   Real* scalars_;
-  DualLanes<Real> scaled_;  // the rows times query_factor()
-  DualLanes<Real> before_;  // of a score with a transform: the rows before it
-  DualSides<Real> sides_;   // numbers in the memory of the QuerySide
+  DualLanes<Real> scaled_;      // the rows times query_factor()
+  DualLanes<Real> before_;      // of a score with a transform: the rows before it
+  DerivedDuals<Real> derived_;  // numbers in the memory of the DerivedQueries
   DualLanes<Real> features_;
   LaneTile<Real> by_lane_;  // of a table by distance, as pairs of lanes read it
 };

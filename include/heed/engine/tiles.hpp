@@ -13,9 +13,9 @@
 // Traits say in numbers what an op's types say at compile time. Loops take those that they need into local constants.
 
 #include <heed/core/dropout.hpp>
+#include <heed/engine/derived_tiles.hpp>
 #include <heed/engine/key_features.hpp>
 #include <heed/engine/positions.hpp>
-#include <heed/engine/side_tiles.hpp>
 #include <heed/engine/tile/place.hpp>
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
@@ -133,7 +133,7 @@ class RowFormulas {
   [[nodiscard]] virtual PositionTable<Real> position_table(const Geometry& g) const = 0;
   // Features of rows of head h from position `first` on, [feature][lane]: numbers, and how they move with the rows. visible:
   // keys that each query sees, or null.
-  virtual void features(RowSide side, const SideTiles<Real, Lanes>& rows, Index h, Index first,
+  virtual void features(RowSide side, const DerivedTiles<Real, Lanes>& rows, Index h, Index first,
                         const Real* visible, int vectors, const Lanes& out) const = 0;
   // The transformed rows in place of x.
   virtual void transform(RowSide side, Index h, Index first, int vectors, const Lanes& x) const = 0;

@@ -4,7 +4,7 @@
 // What the workers of a backward call share: the accumulators, and the order in which they are added to.
 
 #include <heed/core/parallel.hpp>
-#include <heed/engine/query_side.hpp>
+#include <heed/engine/derived_queries.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -231,15 +231,15 @@ template <class Real>
 
 // What all workers of a backward call read and add to.
 template <class Real>
-struct BackwardShared : SideSums<Real> {
+struct BackwardShared : DerivedSums<Real> {
   const OpVjps<Real>& vjps;
   const Saved<Real>& saved;
   OutputGradientOperands<Real> output;
   GradientOperands<Real> grads;
   VisitingOrder order;
-  bool sums_queries;        // is the gradient of query a sum over heads or maps?
-  Turnstiles tiles;         // [family][tile]
-  SideSums<Real> tangents;  // where they move
+  bool sums_queries;           // is the gradient of query a sum over heads or maps?
+  Turnstiles tiles;            // [family][tile]
+  DerivedSums<Real> tangents;  // where they move
   // Of what normaliser and readout read of tokens, [batch][head][query or key][inputs].
   std::vector<Real> dnormaliser_query, dnormaliser_key, dreadout_query;
 
@@ -254,7 +254,7 @@ struct BackwardShared : SideSums<Real> {
         sums_queries(readers_of_queries(c.op, c.geometry, c.op.readout.traits.uses_query) !=
                      QueryReaders::one),
         tiles(order.families() * c.plan.tiles) {
-    const SideNeeds<Real>& needs = c.keys.needs();
+    const DerivedNeeds<Real>& needs = c.keys.needs();
     const ScoreTraits& score = c.op.score.traits;
     const TokenColumns& columns = c.op.columns;
     const Geometry& g = c.geometry;
@@ -272,8 +272,8 @@ struct BackwardShared : SideSums<Real> {
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
 
-  // The sums of side values' gradients, or their tangents.
-  [[nodiscard]] SideSums<Real>& sums(int plane) { return plane > 0 ? tangents : *this; }
+  // The sums of derived values' gradients, or their tangents.
+  [[nodiscard]] DerivedSums<Real>& sums(int plane) { return plane > 0 ? tangents : *this; }
   // How many numbers OrderedSums adds up: all parameters, as visit() meets them, then tables
   // [head][table_rows][dim_qk].
   [[nodiscard]] Index numbers() const { return parameters_ + tables_; }

@@ -63,9 +63,10 @@ class RowVjps {
   [[nodiscard]] virtual std::unique_ptr<PartGradient<Real>> gradient() const = 0;
   // Adds dfeatures . dfeatures/drow to grads.x and so on, and what they owe to p to dscalars, [scalar][lane]; `features` are
   // what ScoreTiles::features() made of the same rows. Lanes that no pair has read may hold anything, and get 0.
-  virtual void features_vjp(RowSide side, const SideTiles<Real, Lanes>& rows, Index h, Index first,
-                            const Real* visible, int vectors, const LaneTile<Real>& features,
-                            const Lanes& dfeatures, const SideTiles<Real, Lanes>& grads,
+  virtual void features_vjp(RowSide side, const DerivedTiles<Real, Lanes>& rows, Index h,
+                            Index first, const Real* visible, int vectors,
+                            const LaneTile<Real>& features, const Lanes& dfeatures,
+                            const DerivedTiles<Real, Lanes>& grads,
                             const Lanes& dscalars) const = 0;
   // d, the gradients of transformed rows, become those of `before`, of which the first `count` exist. `work` has room for them.
   virtual void transform_vjp(RowSide side, Index h, Index first, Index count, const Lanes& before,

@@ -111,7 +111,7 @@ class PairWalk {
   Op op_;
   detail::OpTilesOf<Op> of_op_;
   OpTiles<Real> tiles_;
-  KeySide<Real> keys_;
+  DerivedKeys<Real> keys_;
   CallContext<Real> c_;
 };
 

@@ -80,7 +80,7 @@ template <class Real>
                            .key_inputs = copies.read(in.key_inputs)}};
   if (op.readout.traits.uses_own_rows) operands.value = copies.read(in.value);
   [[maybe_unused]] const auto inputs = take_inputs(op, g, open.threads(), operands);
-  KeySide<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
+  DerivedKeys<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
   CallContext<Real> c = make_context(op, g, bound, operands, keys, options,
                                      plan_call<Real>(op, g, bound, options, pages, false));

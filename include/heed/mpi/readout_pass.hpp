@@ -193,7 +193,7 @@ class ReadoutPass {
 
   Mask<Real> none_;
   BoundMask<Real> mask_;
-  KeySide<Real> keys_;
+  DerivedKeys<Real> keys_;
   CallContext<Real> c_;
   int threads_;
 };

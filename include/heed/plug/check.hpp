@@ -100,7 +100,7 @@ consteval bool check_score() {
         { Score::has_transform } -> std::convertible_to<bool>;
         { Score::gathers_sums } -> std::convertible_to<bool>;
       },
-      "heed: a score inherits PlainScore, or ScoreWith<its side values> (plug/score.hpp)");
+      "heed: a score inherits PlainScore, or ScoreWith<its derived values> (plug/score.hpp)");
   static_assert(detail::check_part<Score>());
   if constexpr (requires { Score::check_formula(); }) static_assert(Score::check_formula());
   static_assert(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Side values of rows that many scores use, and functions that a pair's score computes from them. A
+// Derived values of rows that many scores use, and functions that a pair's score computes from them. A
 // score inherits ScoreWith<SquaredNorms>, or a formula names them: using Features = SquaredNorms;
 //
 //   SquaredNorms, SquaredKeyNorms   |x|^2 of both rows, of the key        d|x|^2 = 2 x . dx
@@ -85,7 +85,7 @@ struct InverseNorm {
 using InverseNorms = BothRows<InverseNorm>;
 
 // pair.query[0] = log n, n the number of keys that the query sees.
-struct LogVisible : NoSideValues {
+struct LogVisible : NothingDerived {
   static constexpr int query_features = 1;
   static constexpr bool counts_visible = true;
   template <class Row, class S>

@@ -34,7 +34,7 @@
 // Beside the formula a struct may have
 //
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, LogVisible, or your own
-//                                      that inherits NoSideValues: numbers of a row, its position, and how many
+//                                      that inherits NothingDerived: numbers of a row, its position, and how many
 //                                      keys a query sees, and the parameters p where its functions take them
 //                                      (plug/feature_calls.hpp), computed once per row. A KvCache keeps the numbers of
 //                                      its keys, if the struct has no data members
@@ -86,7 +86,7 @@ namespace detail {
 
 template <class Formula>
 struct FeaturesOf {
-  using Type = NoSideValues;
+  using Type = NothingDerived;
 };
 template <class Formula>
 requires requires { typename Formula::Features; }
@@ -170,7 +170,7 @@ struct CountedPair : PairOf<Score, double> {
 
 }  // namespace detail
 
-// A formula as a score that the engine runs: it adds the formula's side values, and the defaults of a score.
+// A formula as a score that the engine runs: it adds the formula's derived values, and the defaults of a score.
 template <template <class> class Formula, class Real>
 struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                   detail::TransformOf<Formula<Real>>::Type,

@@ -15,7 +15,7 @@
 //                                          arrives zeroed; dp[i] += g * dscore/dp[i]. Without it dual numbers
 //                                          differentiate score()
 //   plain                        false     score(pair) == pair.logit: the engine skips the pass
-//   query_features, key_features     0     side values per row, read as pair.query[f] and pair.key[f]
+//   query_features, key_features     0     derived values per row, read as pair.query[f] and pair.key[f]
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows. Both may read the head's parameters, too:
@@ -133,8 +133,8 @@ template <class Score>
     return check(score.bucket(i, j), "pair (", i, ", ", j, ")");
 }
 
-// Base of features: no side values of rows.
-struct NoSideValues {
+// Base of features: no derived values of rows.
+struct NothingDerived {
   static constexpr int query_features = 0, key_features = 0;
   static constexpr bool counts_visible = false;
   template <class Row, class S>
@@ -159,7 +159,7 @@ struct PlainForm {
   static constexpr bool gathers_sums = false;
 };
 
-// The defaults of a score with the given side values.
+// The defaults of a score with the given derived values.
 template <class Features>
 struct ScoreWith : PlainForm, Features {
   static constexpr bool plain = false, has_projection = false, has_table = false;
@@ -177,7 +177,7 @@ struct ScoreWith : PlainForm, Features {
   void check(const Geometry&, const char*) const {}
   void keep_jointly() {}
 };
-using PlainScore = ScoreWith<NoSideValues>;
+using PlainScore = ScoreWith<NothingDerived>;
 
 // score(i, j) = scale * q_i . k_j
 template <class Real>

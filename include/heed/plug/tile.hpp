@@ -38,7 +38,7 @@ struct LaneTile {
   // The same rows from vector v on.
   [[nodiscard]] LaneTile from_vector(int v) const { return {data + v * P::width, rows, lanes}; }
 
-  // Numbers that move have two planes, numbers and tangents (engine/side_tiles.hpp); these are one.
+  // Numbers that move have two planes, numbers and tangents (engine/derived_tiles.hpp); these are one.
   static constexpr int planes = 1;
   [[nodiscard]] const LaneTile& plane(int) const { return *this; }
   template <class Scratch>

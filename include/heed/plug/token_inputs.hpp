@@ -140,7 +140,7 @@ struct InputColumns {
 };
 
 template <int Query, int Key>
-struct TokenInputs : NoSideValues {
+struct TokenInputs : NothingDerived {
   static constexpr int query_inputs = Query, key_inputs = Key;
   static constexpr int query_features = Query, key_features = Key;
   template <class Row, class S>

@@ -238,8 +238,8 @@ class MapScores {
     Row<S> row;
     std::array<S, std::size_t(Features)> features{};
   };
-  using QuerySide = Side<Score::query_features>;
-  using KeySide = Side<Score::key_features>;
+  using DerivedQueries = Side<Score::query_features>;
+  using DerivedKeys = Side<Score::key_features>;
 
  public:
   MapScores(const Op& op, const Problem<S>& problem, const BoundMask<double>& mask, Index b,
@@ -280,7 +280,7 @@ class MapScores {
   [[nodiscard]] const ScalarsOf<Score, S>& scalars() const { return scalars_; }
   // The numbers that the op's score reads for the current query and key j.
   [[nodiscard]] PairOf<Score, S> pair(Index j) {
-    const KeySide& key = key_side(j);
+    const DerivedKeys& key = derived_keys(j);
     PairOf<Score, S> pair;
     pair.dot = math::dot_product(
         source_.width, [&](Index c) { return query_.row.x(c); },
@@ -306,7 +306,7 @@ class MapScores {
 
   // |scale| sum_c |q_c k_jc| for the current query and key j.
   [[nodiscard]] double absolute_logit(Index j) {
-    const KeySide& key = key_side(j);
+    const DerivedKeys& key = derived_keys(j);
     const auto value = [](const S& x) { return double(math::value_of(x)); };
     double sum = 0;
     for (Index c = 0; c < source_.width; ++c)
@@ -379,7 +379,7 @@ class MapScores {
     return row;
   }
 
-  [[nodiscard]] const KeySide& key_side(Index j) {
+  [[nodiscard]] const DerivedKeys& derived_keys(Index j) {
     auto& side = keys_[std::size_t(j)];
     if (!side) {
       const Geometry& g = problem_.geometry;
@@ -398,7 +398,7 @@ class MapScores {
   }
 
   // The row of the table that belongs to a key: its feature 0, a whole number.
-  [[nodiscard]] Index category(const KeySide& key) const {
+  [[nodiscard]] Index category(const DerivedKeys& key) const {
     const double number = double(math::value_of(key.features[0]));
     require(number >= 0 && number < double(table_rows_), "reference: the category of a key is ",
             number, ", it must lie in [0, ", table_rows_, ")");
@@ -436,8 +436,8 @@ class MapScores {
   std::vector<S> table_;  // (table_rows_, width)
   static constexpr Index kInputs = key_inputs_of<Score>;
   std::vector<S> sums_;  // (len_kv, kInputs)
-  QuerySide query_;
-  std::vector<std::optional<KeySide>> keys_;
+  DerivedQueries query_;
+  std::vector<std::optional<DerivedKeys>> keys_;
 };
 
 }  // namespace reference

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The side values of prototype attention (formulas: ops/prototype.hpp): f of each query, the category of each key, and
+// The derived values of prototype attention (formulas: ops/prototype.hpp): f of each query, the category of each key, and
 // the table of unit prototypes u(W_m) that categories name.
 
 #include <heed/ops/prototype/memory.hpp>

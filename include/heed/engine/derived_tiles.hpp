@@ -41,7 +41,7 @@ struct LaneSum {
 
 // The rows themselves, projected rows, products with the rows of a table, and numbers of their tokens; or their gradients.
 template <class Real, class Lanes = LaneTile<Real>>
-struct SideTiles {
+struct DerivedTiles {
   Lanes x, projected, table, input;
 
   // Vector v of the rows, whose first has position `first`. visible: keys that each query sees, [lanes], or null.
@@ -59,12 +59,12 @@ struct SideTiles {
   [[nodiscard]] LaneRowGrad<Real, Lanes> grad(int v) const {
     return {x, projected, table, v, input};
   }
-  [[nodiscard]] static SideTiles take(Scratch<Real>& scratch, Index width, Index rank,
-                                      Index table_rows, Index inputs, Index lanes) {
+  [[nodiscard]] static DerivedTiles take(Scratch<Real>& scratch, Index width, Index rank,
+                                         Index table_rows, Index inputs, Index lanes) {
     const auto rows = [&](Index n) { return Lanes::take(scratch, n, lanes); };
     return {rows(width), rows(rank), rows(table_rows), rows(inputs)};
   }
-  [[nodiscard]] SideTiles<Real> plane(int n) const {
+  [[nodiscard]] DerivedTiles<Real> plane(int n) const {
     return {x.plane(n), projected.plane(n), table.plane(n), input.plane(n)};
   }
   void fill(Real number) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Side values of keys: features, transformed and projected rows, and tables, computed once per call, ahead of it or tile by
+// Derived values of keys: features, transformed and projected rows, and tables, computed once per call, ahead of it or tile by
 // tile on the way; and the way of their gradients back into dK. In forward mode the same of numbers that move, on DualLanes:
 //
 //   transform t(x)   t. = dt/dx x. + dt/dp p.       x. below is t. where there is one
@@ -35,18 +35,18 @@ inline namespace HEED_ABI {
 
 // What the score of a call derives of rows, and for whom.
 template <class Real>
-struct SideNeeds {
+struct DerivedNeeds {
   bool any;
   Index rank, table_rows;
   Index transformed = 0;  // width of transformed rows; 0 where keys are read as they are
   // Do the heads of a group read the same columns of their own key-value head?
   bool keys_by_group;
-  // Do the keys' side values depend on the query head that reads them?
+  // Do the keys' derived values depend on the query head that reads them?
   bool per_query_head;
   // Are table rows those of the categories of keys?
   bool has_categories;
 
-  SideNeeds(const OpTiles<Real>& op, const Geometry& g)
+  DerivedNeeds(const OpTiles<Real>& op, const Geometry& g)
       : any(op.score.traits.derives()),
         rank(op.score.rank()),
         table_rows(op.score.table_rows()),
@@ -74,24 +74,24 @@ struct KeyDirection {
 
 // Sums of gradients of what a score derives of rows, or the tangents of such sums.
 template <class Real>
-struct SideSums {
-  std::vector<Real> dfeatures;      // laid out by KeySide::row()
+struct DerivedSums {
+  std::vector<Real> dfeatures;      // laid out by DerivedKeys::row()
   std::vector<Real> drows;          // of transformed and projected keys
   std::vector<Real> dquery_inputs;  // [batch][head][query][inputs]
-  std::vector<Real> dkey_inputs;    // laid out by KeySide::row()
+  std::vector<Real> dkey_inputs;    // laid out by DerivedKeys::row()
 };
 
 template <class Real>
-class KeySide {
+class DerivedKeys {
  public:
-  using Needs = SideNeeds<Real>;
+  using Needs = DerivedNeeds<Real>;
 
   // inputs: numbers of the keys' tokens, where the score reads them.
   // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
   // starting with `where`, if those that it has are not of such a call. direction: in forward mode.
-  KeySide(const OpTiles<Real>& op, const Geometry& g, const StoredView<const Real>& key,
-          KeyFeatures<Real>* kept = nullptr, const std::string& where = {},
-          const TensorView<const Real>& inputs = {}, const KeyDirection<Real>& direction = {})
+  DerivedKeys(const OpTiles<Real>& op, const Geometry& g, const StoredView<const Real>& key,
+              KeyFeatures<Real>* kept = nullptr, const std::string& where = {},
+              const TensorView<const Real>& inputs = {}, const KeyDirection<Real>& direction = {})
       : op_(op),
         traits_(op.score.traits),
         g_(g),
@@ -107,14 +107,14 @@ class KeySide {
     if (!kept_) take_own(planes_[0]);
     if (direction.score) take_own(planes_[1]);
   }
-  KeySide(const KeySide&) = delete;  // planes refer to its memory
+  DerivedKeys(const DerivedKeys&) = delete;  // planes refer to its memory
 
   [[nodiscard]] const Needs& needs() const { return needs_; }
   // plane: 0 for numbers, 1 for their tangents.
   [[nodiscard]] const PositionTable<Real>& positions(int plane = 0) const {
     return planes_[plane].positions;
   }
-  // Are side values read from, and added to, those that a caller keeps? They are then build() ahead of the call.
+  // Are derived values read from, and added to, those that a caller keeps? They are then build() ahead of the call.
   [[nodiscard]] bool keeps() const { return kept_ != nullptr; }
   [[nodiscard]] Index bytes() const {
     std::size_t count = 0;
@@ -128,10 +128,10 @@ class KeySide {
     if (!may_be_kept(op.score.traits) || kept.len_ == 0) return true;
     g.batch = key.shape().batch;
     g.len_kv = 0;  // no features
-    return kept.stamp_.difference(KeySide(op, g, key).stamp()).empty();
+    return kept.stamp_.difference(DerivedKeys(op, g, key).stamp()).empty();
   }
 
-  // Fills all side values, or those that are not kept yet; constant afterwards. On DualLanes: and their tangents.
+  // Fills all derived values, or those that are not kept yet; constant afterwards. On DualLanes: and their tangents.
   template <class Lanes = LaneTile<Real>>
   void build(int threads) {
     if (!needs_.any) return;
@@ -164,7 +164,7 @@ class KeySide {
   // Lane tiles of kWidth keys, and room for their features.
   template <class Lanes>
   struct TilesOf {
-    SideTiles<Real, Lanes> side;
+    DerivedTiles<Real, Lanes> derived;
     Lanes features;
   };
   using Tiles = TilesOf<LaneTile<Real>>;
@@ -185,9 +185,9 @@ class KeySide {
             Lanes::take(scratch, traits_.key_features, kWidth)};
   }
 
-  // Do query heads h and other read the same side values?
+  // Do query heads h and other read the same derived values?
   [[nodiscard]] bool read_alike(Index h, Index other) const {
-    return side_head(h) == side_head(other);
+    return derived_head(h) == derived_head(other);
   }
 
   // Feature 0 of keys j, j + 1, ... as query head h reads them; feature i stands i * feature_stride() further on. Null for scores
@@ -209,14 +209,15 @@ class KeySide {
   }
   // The table of head h, and how it moves.
   template <class Lanes = LaneTile<Real>>
-  [[nodiscard]] typename SideTiles<Real, Lanes>::Tables tables(Index h) const {
-    typename SideTiles<Real, Lanes>::Tables all;
+  [[nodiscard]] typename DerivedTiles<Real, Lanes>::Tables tables(Index h) const {
+    typename DerivedTiles<Real, Lanes>::Tables all;
     for (std::size_t n = 0; n < all.size(); ++n) all[n] = planes_[n].tables.data() + table_at(h);
     return all;
   }
-  // Position of key j's side values in arrays over (batch, head, map, key).
+  // Position of key j's derived values in arrays over (batch, head, map, key).
   [[nodiscard]] Index row(Index b, Index h, int map, Index j) const {
-    return ((b * heads() + side_head(h)) * op_.maps() + map) * stride_ + j - g_.share.keys_before;
+    return ((b * heads() + derived_head(h)) * op_.maps() + map) * stride_ + j -
+           g_.share.keys_before;
   }
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * op_.maps() * g_.held_keys(); }
 
@@ -228,7 +229,7 @@ class KeySide {
   template <class Lanes>
   struct Chain {
     const RowVjps<Real, Lanes>& vjps;
-    SideSums<Real>* sums[Lanes::planes];
+    DerivedSums<Real>* sums[Lanes::planes];
     const TensorView<Real>& grad_key;
     PartGradient<Real>* parameters;
     bool inputs;  // are the sums' dkey_inputs asked for?
@@ -247,28 +248,26 @@ class KeySide {
     std::vector<std::unique_ptr<PartGradient<Real>>> dtransform;
     for (Index n = 0; traits_.has_transform && n < g_.batch * heads() * maps; ++n)
       dtransform.push_back(to.vjps.gradient());
-    const auto at = [&](Index b, Index side, Index map) {
-      return (b * heads() + side) * maps + map;
-    };
+    const auto at = [&](Index b, Index own, Index map) { return (b * heads() + own) * maps + map; };
     parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
       const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
-      for (Index side = 0; side < heads(); ++side)
+      for (Index own = 0; own < heads(); ++own)
         for (int map = 0; map < maps; ++map)
-          if (op_.normaliser.source(g_, reader(side), map).kv_head == kv) {
-            const Index n = at(b, side, map);
-            chain_head(to, b, reader(side), map, dscalars.data() + n * scalars,
+          if (op_.normaliser.source(g_, reader(own), map).kv_head == kv) {
+            const Index n = at(b, own, map);
+            chain_head(to, b, reader(own), map, dscalars.data() + n * scalars,
                        traits_.has_transform ? dtransform[std::size_t(n)].get() : nullptr);
           }
     });
     if (!parameters) return;
     add_in_order(dtransform, *parameters);
-    for (Index side = 0; scalars > 0 && side < heads(); ++side) {
+    for (Index own = 0; scalars > 0 && own < heads(); ++own) {
       std::vector<double> sums(std::size_t(scalars), 0.0);
       for (Index b = 0; b < g_.batch; ++b)
         for (Index map = 0; map < maps; ++map)
           for (Index i = 0; i < scalars; ++i)
-            sums[std::size_t(i)] += dscalars[std::size_t(at(b, side, map) * scalars + i)];
-      to.vjps.add_scalars(reader(side), sums.data(), *parameters);
+            sums[std::size_t(i)] += dscalars[std::size_t(at(b, own, map) * scalars + i)];
+      to.vjps.add_scalars(reader(own), sums.data(), *parameters);
     }
   }
   // Adds gradients of the parameters, in their order, to `to`.
@@ -292,7 +291,7 @@ class KeySide {
     return score.kept_features && score.key_inputs == 0 && derives_of_keys(score);
   }
 
-  // Side values, or their tangents.
+  // Derived values, or their tangents.
   struct Plane {
     PositionTable<Real> positions;
     std::vector<Real> tables, own_features, own_rows;
@@ -336,9 +335,9 @@ class KeySide {
     stamp.keys = {g_.batch, g_.kv_heads, 0, g_.dim_qk};
     stamp.address = MemoryView(key_).address(0);
     stamp.heads = heads();
-    for (Index side = 0; side < heads(); ++side)
+    for (Index own = 0; own < heads(); ++own)
       for (int map = 0; map < op_.maps(); ++map) {
-        const Source source = op_.normaliser.source(g_, reader(side), map);
+        const Source source = op_.normaliser.source(g_, reader(own), map);
         for (const Index number : {source.kv_head, source.key_column, source.width})
           stamp.sources.push_back(number);
       }
@@ -350,20 +349,22 @@ class KeySide {
     const Index first = g_.share.keys_before;
     return row(b, h, map, first) * traits_.key_features + i * stride_ + j - first;
   }
-  // Heads that have side values of their own; none where no head reads any.
+  // Heads that have derived values of their own; none where no head reads any.
   [[nodiscard]] Index heads() const {
     return needs_.per_query_head || g_.heads == 0 ? g_.heads : g_.kv_heads;
   }
-  [[nodiscard]] Index side_head(Index h) const { return needs_.per_query_head ? h : g_.kv_head(h); }
+  [[nodiscard]] Index derived_head(Index h) const {
+    return needs_.per_query_head ? h : g_.kv_head(h);
+  }
   [[nodiscard]] Index table_at(Index h) const { return h * needs_.table_rows * g_.dim_qk; }
-  // A query head that reads side head hf.
+  // A query head that reads derived head hf.
   [[nodiscard]] Index reader(Index hf) const {
     return needs_.per_query_head ? hf : hf * g_.group();
   }
   template <class Lanes>
-  [[nodiscard]] SideTiles<Real, Lanes> take_side(Scratch<Real>& scratch, Index width) const {
-    return SideTiles<Real, Lanes>::take(scratch, width, needs_.rank, needs_.key_table_rows(),
-                                        traits_.key_inputs, kWidth);
+  [[nodiscard]] DerivedTiles<Real, Lanes> take_side(Scratch<Real>& scratch, Index width) const {
+    return DerivedTiles<Real, Lanes>::take(scratch, width, needs_.rank, needs_.key_table_rows(),
+                                           traits_.key_inputs, kWidth);
   }
   // The transformed and the projected row of key j.
   [[nodiscard]] Real* row_numbers_at(Index b, Index h, int map, Index j, int plane) const {
@@ -386,7 +387,7 @@ class KeySide {
                           source.key_column, to.plane(n));
   }
   template <class Lanes>
-  void load(const SideTiles<Real, Lanes>& tiles, const TensorView<const Real>& keys, Index b,
+  void load(const DerivedTiles<Real, Lanes>& tiles, const TensorView<const Real>& keys, Index b,
             Index h, const Source& source, Index j, Index count) const {
     load_rows(tiles.x, keys, b, source, j, count);
     if (traits_.has_transform) formulas<Lanes>().transform(RowSide::key, h, j, kVectors, tiles.x);
@@ -399,23 +400,23 @@ class KeySide {
   void build_block(TilesOf<Lanes> tiles, const TensorView<const Real>& keys, Index b, Index h,
                    int map, Index j, Index count) {
     const Source source = op_.normaliser.source(g_, h, map);
-    tiles.side.x.rows = source.width;
-    load(tiles.side, keys, b, h, source, j, count);
+    tiles.derived.x.rows = source.width;
+    load(tiles.derived, keys, b, h, source, j, count);
     if (traits_.key_features > 0)
-      formulas<Lanes>().features(RowSide::key, tiles.side, h, j, nullptr, vectors_of(count),
+      formulas<Lanes>().features(RowSide::key, tiles.derived, h, j, nullptr, vectors_of(count),
                                  tiles.features);
     const Index numbers = needs_.row_numbers();
     for (int n = 0; n < Lanes::planes; ++n) {
-      const SideTiles<Real> side = tiles.side.plane(n);
+      const DerivedTiles<Real> derived = tiles.derived.plane(n);
       for (int i = 0; i < traits_.key_features; ++i)
         std::copy_n(tiles.features.plane(n).row(i), count,
                     planes_[n].features + feature_at(b, h, map, i, j));
       if (numbers == 0) continue;
       Real* rows = row_numbers_at(b, h, map, j, n);
       if (needs_.transformed > 0)
-        unpack_lanes(side.x.data, kWidth, count, source.width, rows, numbers);
+        unpack_lanes(derived.x.data, kWidth, count, source.width, rows, numbers);
       if (needs_.rank > 0)
-        unpack_lanes(side.projected.data, kWidth, count, needs_.rank, rows + needs_.transformed,
+        unpack_lanes(derived.projected.data, kWidth, count, needs_.rank, rows + needs_.transformed,
                      numbers);
     }
   }
@@ -426,7 +427,7 @@ class KeySide {
   // Lane tiles of kWidth keys on their way back.
   template <class Lanes>
   struct Chained {
-    SideTiles<Real, Lanes> tiles, grads;
+    DerivedTiles<Real, Lanes> tiles, grads;
     Lanes before, work, dfeatures, dscalars;
     LaneTile<Real> features;
   };
@@ -482,7 +483,7 @@ class KeySide {
                            traits_.key_inputs);
     }
   }
-  // Features of `count` keys from j on, whose first has its side values at row `at`.
+  // Features of `count` keys from j on, whose first has its derived values at row `at`.
   template <class Lanes>
   void chain_features(const Chain<Lanes>& to, const Chained<Lanes>& c, Index h, Index j,
                       Index count, Index at, double* dscalars) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The query side of a panel: transposed rows, side values, and the scores of a tile of keys.
+// The query derived of a panel: transposed rows, derived values, and the scores of a tile of keys.
 
 #include <heed/engine/context.hpp>
 #include <heed/engine/relative_rows.hpp>
@@ -15,11 +15,11 @@ inline namespace HEED_ABI {
 
 // One score map of a panel: query rows of one head.
 template <class Real>
-class QuerySide {
+class DerivedQueries {
  public:
   using Context = CallContext<Real>;
 
-  QuerySide(const Context& c, Scratch<Real>& scratch, int map)
+  DerivedQueries(const Context& c, Scratch<Real>& scratch, int map)
       : c_(c), traits_(c.op.score.traits), map_(map) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};
@@ -31,8 +31,8 @@ class QuerySide {
     features_ = {scratch.take(traits_.query_features * lanes), traits_.query_features, lanes};
     const auto& needs = c.keys.needs();
     if (needs.any)
-      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
-                                    traits_.query_inputs, lanes);
+      derived_ = DerivedTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
+                                          traits_.query_inputs, lanes);
     projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
     visible_ = scratch.take(traits_.counts_visible ? lanes : 0);
     if (traits_.table_by_distance) by_lane_ = take_relative(scratch, needs.table_rows, lanes);
@@ -73,10 +73,10 @@ class QuerySide {
   [[nodiscard]] const Context& context() const { return c_; }
   [[nodiscard]] int map() const { return map_; }
   [[nodiscard]] const Source& source() const { return source_; }
-  [[nodiscard]] const SideTiles<Real>& side_tiles() const { return side_; }
+  [[nodiscard]] const DerivedTiles<Real>& derived_tiles() const { return derived_; }
   // The table's products as pairs of lanes with a key read them.
   [[nodiscard]] const LaneTile<Real>& table_by_lane() const {
-    return traits_.table_by_distance ? by_lane_ : side_.table;
+    return traits_.table_by_distance ? by_lane_ : derived_.table;
   }
   [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
   // Keys that each query sees, [lanes]; null where the score does not count them.
@@ -201,7 +201,7 @@ class QuerySide {
     c_.op.score.row_scores(
         {&place, lane, c_.geometry.query_position(place.query + lane), logits_, scalars_, features_,
          c_.keys.features(place.batch, place.head, map_, place.key), c_.keys.feature_stride(),
-         projects ? projected : nullptr, side_.table, &c_.keys.positions(), out});
+         projects ? projected : nullptr, derived_.table, &c_.keys.positions(), out});
   }
 
   // Dot products to scores in one go, in place, for forward.
@@ -230,31 +230,32 @@ class QuerySide {
   }
   void transform_rows() {
     const Rows<Real> rows = stored_rows();
-    before_.rows = side_.x.rows = rows.columns;
+    before_.rows = derived_.x.rows = rows.columns;
     pack_lanes(rows.data, rows.stride, rows.count, rows.columns, before_.data, before_.lanes);
-    std::copy_n(before_.data, rows.columns * before_.lanes, side_.x.data);
+    std::copy_n(before_.data, rows.columns * before_.lanes, derived_.x.data);
     c_.op.score.transform(RowSide::query, head_, c_.geometry.query_position(first_),
-                          c_.plan.vectors, side_.x);
-    unpack_lanes(side_.x.data, side_.x.lanes, rows.count, rows.columns, transformed_, rows.columns);
+                          c_.plan.vectors, derived_.x);
+    unpack_lanes(derived_.x.data, derived_.x.lanes, rows.count, rows.columns, transformed_,
+                 rows.columns);
   }
 
   // What the score derives of the rows.
   void derive(const Rows<Real>& rows) {
     const Index lanes = c_.plan.lanes;
-    side_.x.rows = source_.width;
-    pack_lanes(rows.data, rows.stride, rows.count, source_.width, side_.x.data, lanes);
+    derived_.x.rows = source_.width;
+    pack_lanes(rows.data, rows.stride, rows.count, source_.width, derived_.x.data, lanes);
     detail::load_inputs(c_.in.query_inputs, c_.geometry, {batch_, head_, first_, rows.count},
-                        side_.input);
-    side_.derive(c_.op.score.projection, c_.keys.tables(head_), c_.plan.vectors);
-    if (traits_.table_by_distance) lay_out_by_lane(side_.table, c_.plan.vectors, by_lane_);
+                        derived_.input);
+    derived_.derive(c_.op.score.projection, c_.keys.tables(head_), c_.plan.vectors);
+    if (traits_.table_by_distance) lay_out_by_lane(derived_.table, c_.plan.vectors, by_lane_);
     for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index r = 0; r < projected_.rows; ++r)
-        projected_.store(r, v, side_.projected.load(r, v) * c_.projected_factor());
+        projected_.store(r, v, derived_.projected.load(r, v) * c_.projected_factor());
     if (rows.count <= kFewRows<Real>)
       unpack_lanes(projected_.data, lanes, rows.count, projected_.rows, few_projected_,
                    projected_.rows);
     if (traits_.query_features > 0)
-      c_.op.score.features(RowSide::query, side_, head_, c_.geometry.query_position(first_),
+      c_.op.score.features(RowSide::query, derived_, head_, c_.geometry.query_position(first_),
                            visible(), c_.plan.vectors, features_);
   }
 
@@ -279,7 +280,7 @@ class QuerySide {
   LaneTile<Real> by_lane_;  // of a table by distance (engine/relative_rows.hpp)
   LaneTile<Real> before_;   // of a score with a transform: rows before it,
   Real* transformed_;       // and behind it, [rows][width]
-  SideTiles<Real> side_;
+  DerivedTiles<Real> derived_;
 };
 
 }  // namespace HEED_ABI
