@@ -150,7 +150,8 @@ TEST_CASE("a streaming softmax whose heads share a query head sums its gradients
 }
 
 TEST_CASE(
-    "a key's derived values are those of the head that source() names, whatever group the query head "
+    "a key's derived values are those of the head that source() names, whatever group the query "
+    "head "
     "is in") {
   check_sums(Attention<double, OwnScore<Cosine, double>, InTurn<double>, Identity<double>>{});
 }
