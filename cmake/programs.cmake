@@ -42,7 +42,9 @@ set(HEED_LEND_ENGINE "#include <heed/compiled_engine.hpp>\n#include <heed/mpi/co
 function(heed_lend_engine source out)
   cmake_path(GET source STEM name)
   set(lent "${CMAKE_CURRENT_BINARY_DIR}/lent/${name}.cpp")
-  file(CONFIGURE OUTPUT "${lent}" @ONLY CONTENT "#include \"${source}\"\n${HEED_LEND_ENGINE}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+  file(READ "${source}" text)
+  file(CONFIGURE OUTPUT "${lent}" @ONLY CONTENT "#line 1 \"${source}\"\n${text}\n${HEED_LEND_ENGINE}")
   set(${out} "${lent}" PARENT_SCOPE)
 endfunction()
 
