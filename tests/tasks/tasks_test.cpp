@@ -225,7 +225,8 @@ TEST_CASE("What a spec cannot ask for is told in one sentence") {
     CHECK(message_of([&] {
             (void)make_task(slip.first);
           }).ends_with("; did you mean " + std::string(slip.second) + "?"));
-  for (const std::string typed : {"", "ab", "recollection", std::string(81, 'p').c_str()})
+  for (const std::string& typed :
+       std::vector<std::string>{"", "ab", "recollection", std::string(81, 'p')})
     CHECK(message_of([&] { (void)make_task(typed); }).ends_with("--task help says what they are"));
   says("mqar:lenn=4",
        "mqar: lenn is not one of its numbers, len, pairs, vocabulary, power; did you mean len?");
