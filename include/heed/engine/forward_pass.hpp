@@ -2,8 +2,8 @@
 #pragma once
 
 // Forward of checked calls: what a call prepares, and the workers that take its groups of panels through the keys. Several
-// calls of one op, such as packed sequences, may share the workers: each is prepared, planned and computed as by itself, so that
-// it has the bits of a call of its own, and all their groups are handed out together, those of the longest call first.
+// calls of one op, such as packed sequences, may share the workers. Each call is planned and computed as if it were alone, so
+// that its bits are those of a call of its own; the groups of all calls are handed out together, the longest call's first.
 
 #include <heed/engine/forward_walk.hpp>
 #include <heed/engine/open.hpp>
@@ -66,7 +66,7 @@ class ForwardCall {
  public:
   using Worker = ForwardWorker<Real>;
 
-  // threads: that may prepare it. The call that was opened must outlive it.
+  // threads: how many may prepare the call. The opened call must outlive this object.
   ForwardCall(const OpenCall<Real>& call, const Outputs<Real>& outputs, Saved<Real>* saved,
               int threads)
       : call_(call),
@@ -81,7 +81,7 @@ class ForwardCall {
     const Geometry& g = call.geometry;
     const Inputs<Real>& in = call.in;
     const bool own_rows = op.readout.traits.uses_own_rows;
-    // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
+    // Own rows may lie outside the tile, and a share's keys are numbered behind those of other shares: both read whole tensors.
     if (own_rows || g.share.keys_before > 0) {
       in_.key = rows(in.key, TokensOf::keys);
       in_.value = rows(in.value, TokensOf::keys);
@@ -105,8 +105,8 @@ class ForwardCall {
   }
   ForwardCall(const ForwardCall&) = delete;  // its parts refer to each other
 
-  // An op whose rows depend on each other is first run as a rehearsal; afterwards it is settled with what all rows of the
-  // call have said.
+  // Some readouts need reports of all rows before they give any, such as DAR that halts for a whole batch. Such an op runs
+  // twice: a rehearsal collects the reports, and the op that is settled with them overwrites the rehearsal's rows.
   void rehearse() { prepare(call_.op.readout.rehearsal(), &reports_); }
   void settle() { prepare(call_.op.readout.settled(reports_), saved_); }
   void ready() { prepare(call_.op, saved_); }
@@ -127,16 +127,15 @@ class ForwardCall {
     if (saved_) saved_->stamp = call_.stamp();
   }
 
-  // The rest is of a call that is prepared.
+  // prepare() comes before all of these.
   [[nodiscard]] double flops() const { return product_flops(c_->geometry); }
-  // Numbers of scratch that a worker takes.
-  [[nodiscard]] Index elements() const { return elements_; }
+  [[nodiscard]] Index elements() const { return elements_; }  // numbers of scratch that a worker takes
   // Items of work: first all of work(), and when they are done, all of join().
   [[nodiscard]] Index count(bool joining) const {
     return !joining ? units_ * parts_ : parts_ > 1 ? units_ : 0;
   }
 
-  // Derived values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
+  // Computes derived values of keys ahead of the first item. The first worker that arrives does it; later ones find them.
   void build_keys(int threads) {
     built_->run([&] {
       if (units_ > 0 && !lazy_keys_) keys_->build(threads);
@@ -151,11 +150,11 @@ class ForwardCall {
       const Index unit = item / parts_, n = item % parts_;
       return worker.accumulate_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
     }
-    // Longest groups first: under a causal mask the last one.
-    const Index groups = c_->groups_of(c_->geometry.group()), head = item / groups;
+    // The longest groups of a head first: under a causal mask those of the last queries.
+    const Index groups = c_->groups_of(c_->geometry.group()), batch_and_head = item / groups;
     const Index group = groups - 1 - item % groups;
     if (!holds(group)) return;
-    worker.mix(head / kv_heads(), head % kv_heads(), group);
+    worker.mix(batch_and_head / kv_heads(), batch_and_head % kv_heads(), group);
     worker.write_out();
   }
   void join(Worker& worker, Index unit) {
@@ -164,7 +163,7 @@ class ForwardCall {
   }
 
  private:
-  // The call when its heads are taken for queries of one head.
+  // The call in which query heads that share keys stand as further queries of one head.
   struct Folded {
     Geometry geometry;
     Mask<Real> mask;
@@ -191,6 +190,7 @@ class ForwardCall {
     const BoundMask<Real>& mask = folded_ ? folded_->bound : bound_;
     to_ = to;
     keys_.emplace(op, g, in_.key, kept_, door_name("heed::forward", options.name), in_.key_inputs);
+    // Tiles end where a page of a cache does. This is no plan of backward.
     c_.emplace(
         make_context(op, g, mask, in_, *keys_, options,
                      plan_call<Real>(op, g, mask, options,
@@ -218,7 +218,7 @@ class ForwardCall {
     for (Index item = 0; item < count(false); ++item) work(*worker, item);
     for (Index unit = 0; unit < count(true); ++unit) join(*worker, unit);
   }
-  // Is a panel of the group at hand?
+  // Does this share hold a panel of the group?
   [[nodiscard]] bool holds(Index group) const {
     const Index first = group * c_->plan.group;
     bool any = false;
@@ -240,7 +240,7 @@ class ForwardCall {
   OutputSet<TensorView<Real>> out_;
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;
-  // What is prepared, once more where an op is settled.
+  // prepare() sets these, and sets them again for an op that is settled after its rehearsal.
   std::unique_ptr<ReadoutTiles<Real>> own_readout_;  // of settled_
   std::optional<OpTiles<Real>> settled_;
   Saved<Real> reports_;  // of the rehearsal
@@ -253,7 +253,7 @@ class ForwardCall {
   std::optional<Once> built_;
 };
 
-// Calls are prepared side by side where they are many; few leave the threads to what each of them prepares.
+// Many calls are prepared in parallel, one thread each; few are prepared one after the other, each with all threads.
 class Preparation {
  public:
   Preparation(Index calls, int threads)
@@ -270,14 +270,12 @@ class Preparation {
   int workers_, threads_;
 };
 
-// Calls from the longest to the shortest, of one length as they stand.
+// Calls from the longest to the shortest; calls of equal length keep their order.
 template <class Call>
 [[nodiscard]] std::vector<Call*> longest_first(std::span<Call* const> calls) {
-  std::vector<std::pair<double, std::size_t>> order;
-  for (std::size_t n = 0; n < calls.size(); ++n) order.emplace_back(-calls[n]->flops(), n);
-  std::sort(order.begin(), order.end());
-  std::vector<Call*> sorted;
-  for (const auto& [flops, n] : order) sorted.push_back(calls[n]);
+  std::vector<Call*> sorted(calls.begin(), calls.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Call* a, const Call* b) { return a->flops() > b->flops(); });
   return sorted;
 }
 
@@ -301,13 +299,16 @@ void run_prepared(std::span<ForwardCall<Real>* const> prepared, const Options& o
     Dispenser dispenser(count);
     run_workers(int(std::min<Index>(workers, count)), [&](int) {
       Scratch<Real> scratch(elements);
-      std::optional<ForwardWorker<Real>>
-          worker;  // at work on calls[at], whose items begin at `first`
+      // The worker is at work on calls[at], whose items begin at `first`.
+      std::optional<ForwardWorker<Real>> worker;
       std::size_t at = 0;
       Index first = 0;
       for (Index item = dispenser.next(); item >= 0; item = dispenser.next()) {
-        for (Index own; item - first >= (own = calls[at]->count(joining)); ++at, first += own)
+        for (Index of_call; item - first >= (of_call = calls[at]->count(joining));) {
           worker.reset();
+          first += of_call;
+          ++at;
+        }
         if (!worker) {
           scratch.clear();
           calls[at]->engage(worker, scratch);

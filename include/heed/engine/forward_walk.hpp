@@ -3,13 +3,13 @@
 
 // Forward: one skeleton for every variant. Panels of queries walk over tiles of keys:
 //
-//   streaming normaliser   per tile: scores -> weights -> out += V^T weights
-//   row normaliser         all tiles: scores; once: scores -> weights; all tiles: out += V^T weights
-//   few rows, many keys    parts of the keys side by side, as above; once: their states are joined in their order
+//   streaming normaliser   per tile: scores -> maximum, out *= factor -> weights -> dropout -> out += V^T weights
+//   row normaliser         all tiles: scores; once: scores -> weights; all tiles: dropout, out += V^T weights
+//   one group, many keys   a mergeable normaliser takes parts of the keys side by side; once: their states join in their order
 //
-// Parallel over (batch, key-value head, group of panels): the panels of a group, of one query head or of
-// several that share keys and values, take turns at each tile while it is in cache. A group is computed
-// the same way by whichever thread takes it.
+// Parallel over (batch, key-value head, group of panels), and over parts of the keys where there are any. The panels of a
+// group, of one query head or of several that share keys and values, take turns at each tile while it is in cache. A group is
+// computed the same way by whichever thread takes it.
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
@@ -174,9 +174,9 @@ class ForwardWorker {
     }
   }
 
-  // Invariant, behind each tile: of all keys j so far, with the state as it is
+  // Invariant, behind each tile, over all keys j so far and with the state as it is:
   //   state.sum = sum_j weight(state, score_j),   out = sum_j weight(state, score_j) v_j
-  // and the normaliser knows of a maximum that no score is above.
+  // and the state holds an upper bound of all these scores.
   void accumulate_streaming() {
     for (My& my : active()) my.panel.load_states(my.states, nullptr);
     if (few_queries_)
@@ -208,7 +208,7 @@ class ForwardWorker {
   void join(My& my, Real* part) {
     const LaneTile<Real> others{part, traits_.state_numbers, c_.plan.lanes};
     const LaneTile<Real> out{part + states_size(), my.out.rows, my.out.lanes};
-    Real *const factors = rescale_, *const other_factors = tile_max_;
+    Real *const factors = rescale_, *const other_factors = tile_max_;  // scratch of other steps
     c_.op.normaliser.join(my.states, others, c_.plan.vectors, factors, other_factors);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Pack<Real> factor = Pack<Real>::load(factors + v * kLanes<Real>),
@@ -340,7 +340,7 @@ class ForwardWorker {
     }
   }
 
-  // All that query i of the panel has given is NaN: all visible scores of a map are -infinity or NaN.
+  // Row i of the panel becomes NaN, since all visible scores of a map are -infinity or NaN.
   void make_row_nan(My& my, Index i) {
     for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
     for (int m = 0; m < maps_; ++m)
@@ -392,7 +392,7 @@ class ForwardWorker {
   const int maps_;
   TileOfRows<Real> keys_, values_;
   Bf16Tile bf16_;
-  Context c_;  // the call's, but for what keys_, values_ and bf16_ hold
+  Context c_;  // a copy of the call's that points to this worker's keys_, values_ and bf16_
   OutputSet<TensorView<Real>> to_;
   Saved<Real>* saved_;
   DerivedKeys<Real>* lazy_keys_;
