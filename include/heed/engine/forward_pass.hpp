@@ -129,7 +129,7 @@ class ForwardCall {
 
   // prepare() comes before all of these.
   [[nodiscard]] double flops() const { return product_flops(c_->geometry); }
-  [[nodiscard]] Index elements() const { return elements_; }  // numbers of scratch that a worker takes
+  [[nodiscard]] Index elements() const { return elements_; }  // of scratch for a worker
   // Items of work: first all of work(), and when they are done, all of join().
   [[nodiscard]] Index count(bool joining) const {
     return !joining ? units_ * parts_ : parts_ > 1 ? units_ : 0;
