@@ -105,8 +105,7 @@ class ForwardCall {
   }
   ForwardCall(const ForwardCall&) = delete;  // its parts refer to each other
 
-  // Some readouts need reports of all rows before they give any, such as DAR that halts for a whole batch. Such an op runs
-  // twice: a rehearsal collects the reports, and the op that is settled with them overwrites the rehearsal's rows.
+  // Readouts that need reports of all rows run twice: settled with those of a rehearsal, they overwrite its rows.
   void rehearse() { prepare(call_.op.readout.rehearsal(), &reports_); }
   void settle() { prepare(call_.op.readout.settled(reports_), saved_); }
   void ready() { prepare(call_.op, saved_); }
@@ -127,7 +126,6 @@ class ForwardCall {
     if (saved_) saved_->stamp = call_.stamp();
   }
 
-  // prepare() comes before all of these.
   [[nodiscard]] double flops() const { return product_flops(c_->geometry); }
   [[nodiscard]] Index elements() const { return elements_; }  // of scratch for a worker
   // Items of work: first all of work(), and when they are done, all of join().
@@ -273,9 +271,11 @@ class Preparation {
 // Calls from the longest to the shortest; calls of equal length keep their order.
 template <class Call>
 [[nodiscard]] std::vector<Call*> longest_first(std::span<Call* const> calls) {
-  std::vector<Call*> sorted(calls.begin(), calls.end());
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const Call* a, const Call* b) { return a->flops() > b->flops(); });
+  std::vector<std::pair<double, std::size_t>> order;
+  for (std::size_t n = 0; n < calls.size(); ++n) order.emplace_back(-calls[n]->flops(), n);
+  std::sort(order.begin(), order.end());
+  std::vector<Call*> sorted;
+  for (const auto& [flops, n] : order) sorted.push_back(calls[n]);
   return sorted;
 }
 
