@@ -71,11 +71,12 @@ struct StorageOf {
       convert(rows.as<Rows>().from(r, 0), columns, to + r * to_stride);
   }
   static void narrow(const Real* from, Index from_stride, Index count, Index columns,
-                     const UntypedRows& rows) requires(!read_only) {
+                     const UntypedRows& rows) {
     // The view that points to this function was made of writable numbers.
     auto* to = const_cast<Number*>(static_cast<const Number*>(rows.data));
-    for (Index r = 0; r < count; ++r)
-      convert(from + r * from_stride, columns, to + r * rows.stride);
+    if constexpr (!read_only)
+      for (Index r = 0; r < count; ++r)
+        convert(from + r * from_stride, columns, to + r * rows.stride);
   }
   [[nodiscard]] static constexpr Storage<Real> make() {
     if constexpr (read_only)
