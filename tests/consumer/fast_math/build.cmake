@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-# Flags that let a compiler change floating-point arithmetic: with each of them and each of
-# COMPILERS, main.cpp gives right numbers, or heed's own sentence stops the compiler.
-set(liberties "-ffast-math" "-Ofast" "-ffast-math -fno-finite-math-only" "-ffinite-math-only"
-              "-funsafe-math-optimizations" "-fassociative-math -fno-signed-zeros -fno-trapping-math"
-              "-ffast-math -DHEED_ALLOW_FINITE_MATH" "-freciprocal-math" "-ffp-contract=fast")
+# Flags that let a compiler change floating-point arithmetic: heed's own sentence stops each of COMPILERS, or main.cpp gives right
+# numbers with every flag that heed accepts, all of them together.
+set(liberties "-ffast-math" "-Ofast" "-ffinite-math-only" "-ffast-math -DHEED_ALLOW_FINITE_MATH" "-funsafe-math-optimizations"
+              "-fassociative-math -fno-signed-zeros -fno-trapping-math" "-freciprocal-math" "-ffp-contract=fast"
+              "-ffast-math -fno-finite-math-only")
 foreach(compiler IN LISTS COMPILERS)
+  set(call "${compiler}" -std=c++20 -O2 -Wfatal-errors "-I${INCLUDE}" "${CMAKE_CURRENT_LIST_DIR}/main.cpp")
+  set(accepted "")
   foreach(flags IN LISTS liberties)
     separate_arguments(arguments UNIX_COMMAND "${flags}")
-    execute_process(COMMAND "${compiler}" -std=c++20 -O2 -Wfatal-errors ${arguments} "-I${INCLUDE}"
-                            "${CMAKE_CURRENT_LIST_DIR}/main.cpp" -o "${PROGRAM}"
-                    RESULT_VARIABLE failed ERROR_VARIABLE said)
-    if(failed AND said MATCHES "heed relies on")
+    execute_process(COMMAND ${call} ${arguments} -E RESULT_VARIABLE failed ERROR_VARIABLE said OUTPUT_QUIET)
+    if(NOT failed)
+      message("${compiler} ${flags}: accepted")
+      list(APPEND accepted ${arguments})
+    elseif(said MATCHES "heed relies on")
       message("${compiler} ${flags}: refused")
-    elseif(failed)
-      message(SEND_ERROR "${compiler} ${flags}: did not compile, and not for heed's reason:\n${said}")
     else()
-      execute_process(COMMAND "${PROGRAM}" RESULT_VARIABLE wrong OUTPUT_VARIABLE said)
-      if(wrong)
-        message(SEND_ERROR "${compiler} ${flags}: wrong numbers:\n${said}")
-      else()
-        message("${compiler} ${flags}: right numbers")
-      endif()
+      message(SEND_ERROR "${compiler} ${flags}: does not compile, and not for heed's reason:\n${said}")
     endif()
   endforeach()
+  execute_process(COMMAND ${call} ${accepted} -o "${PROGRAM}" RESULT_VARIABLE failed ERROR_VARIABLE said)
+  set(wrong 0)
+  if(NOT failed)
+    execute_process(COMMAND "${PROGRAM}" RESULT_VARIABLE wrong OUTPUT_VARIABLE said)
+  endif()
+  if(failed OR wrong)
+    list(JOIN accepted " " accepted)
+    message(SEND_ERROR "${compiler} ${accepted}: does not compile, or gives wrong numbers:\n${said}")
+  endif()
 endforeach()
