@@ -26,13 +26,13 @@ BESIDE_ENGINE = "heed/compiled_engine.hpp"  # the same for programs that link th
 BUDGETS = {
     "lines of engine/": 12450,
     "longest header of engine/, lines": 560,
-    "longest function, lines": 80,
+    "longest function, lines": 60,
     "files behind one op, both ways": 96,
     "lines behind one op, both ways": 16900,
     "lines behind one op beside heed::engine": 10700,
     "files behind heed/attention.hpp": 130,
     "lines behind heed/attention.hpp": 22200,
-    "lines of all headers": 47870,
+    "lines of all headers": 47890,
     "lines of README.md": 150,
 }
 

@@ -173,6 +173,16 @@ class BackwardCall {
   Once begun_;
 };
 
+// Workers for all of these calls, each with room for `elements` numbers.
+template <class Real>
+[[nodiscard]] int workers_for(std::span<BackwardCall<Real>* const> calls, Index elements,
+                              const Options& options) {
+  Index units = 0;
+  double flops = 0;
+  for (const BackwardCall<Real>* call : calls) units += call->units(), flops += call->flops();
+  return worker_count(options, flops, units, elements * Index(sizeof(Real)));
+}
+
 // Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a
 // bias? They then take turns at it, head by head, in their order; that of several calls arrives as zeros.
 // on: null, or what the share before has left of the one call, whose gradients of keys, values and bias arrive as it left
@@ -182,23 +192,18 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
                   OpGradient<Real>* grad_op, const Options& options, HandedOn<Real>* on = nullptr,
                   bool last = true) {
   using Call = BackwardCall<Real>;
-  using Worker = typename Call::Worker;
   const bool alone = calls.size() == 1;
   if (on) calls[0]->take_over(*on);
   const std::vector<Call*> ordered = longest_first(calls);
-  std::vector<Call*> visited;  // those with visits
-  Index units = 0, elements = 0;
-  double flops = 0;
+  std::vector<Call*> visited = ordered;  // those with visits; shares without queries hand sums on
+  if (!on) std::erase_if(visited, [](const Call* call) { return call->units() == 0; });
   Families families;
-  for (Call* call : ordered) {
-    flops += call->flops();
-    if (call->units() == 0 && !on) continue;  // shares without queries hand sums on
-    units += call->units();
-    elements = std::max(elements, call->elements());
+  Index elements = 0;
+  for (const Call* call : visited) {
     families.add(call->order(), call->flops() / double(std::max<Index>(1, call->units())));
-    visited.push_back(call);
+    elements = std::max(elements, call->elements());
   }
-  const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
+  const int workers = workers_for<Real>(ordered, elements, options);
   OrderedSums sums(families,
                    on ? std::max<Index>(1, families.size())
                       : BackwardShared<Real>::places_for(workers, families.size()),
@@ -219,7 +224,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
         visited[std::size_t(n)]->begin(zeros, 1);
         return visited[std::size_t(n)]->engage(scratch);
       },
-      [&](Worker& worker, const VisitingOrder::Visit& visit) {
+      [&](typename Call::Worker& worker, const VisitingOrder::Visit& visit) {
         if (takes_turns) bias.wait(visit.family, visit.call);
         worker.run(visit, sums);
         // The last visitor passes all tiles behind the others of its family.
@@ -233,11 +238,9 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
         for (Call* call : visited) call->abandon();
         bias.abandon();
       });
-  if (on) {
-    on->sums = sums.kept();
-    calls[0]->hand_over(*on);
-    if (!last) return;
-  }
+  if (on) on->sums = sums.kept();
+  if (on) calls[0]->hand_over(*on);
+  if (on && !last) return;
   if (grad_op)
     ordered[0]->add_parameter_gradients(on ? sums.total_of_kept() : sums.total(), *grad_op);
   if (alone) return calls[0]->chain(grad_op ? grad_op->score.get() : nullptr, workers);

@@ -131,15 +131,14 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
         "together from others, "
         "which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
-  const int threads = e.threads;
-  if (e.workers < threads) {
-    if (e.units < threads)
-      say("there are fewer units of work than threads (", e.units, " of ", threads, ")");
-    else if (worker_bytes * threads > kScratchBytes)
+  if (e.workers < e.threads) {
+    if (e.units < e.threads)
+      say("there are fewer units of work than threads (", e.units, " of ", e.threads, ")");
+    else if (worker_bytes * e.threads > kScratchBytes)
       say("scratch of ", worker_bytes / 1024, " KiB per worker is worth ", e.workers, " of ",
-          threads, " workers");
+          e.threads, " workers");
     else
-      say("the call is too small for more than ", e.workers, " of ", threads, " threads");
+      say("the call is too small for more than ", e.workers, " of ", e.threads, " threads");
   }
 }
 

@@ -312,10 +312,9 @@ void read_out_duals(const CallContext<Real>& c, const ReadoutJvps& readout,
                     const JvpOutputs<Real>& to) {
   const ReadoutTraits& traits = c.op.readout.traits;
   const Geometry& g = c.geometry;
-  const auto zip = [](const std::vector<Real>& values, const std::vector<Real>& tangents) {
-    std::vector<DualNumber> both;
-    for (std::size_t n = 0; n < values.size(); ++n)
-      both.push_back({double(values[n]), {double(tangents[n])}});
+  const auto zip = [](const std::vector<Real>& x, const std::vector<Real>& dx) {
+    std::vector<DualNumber> both(x.size());
+    for (std::size_t n = 0; n < x.size(); ++n) both[n] = {double(x[n]), {double(dx[n])}};
     return both;
   };
   // Rows of `heads` heads as row(view, b, h, t) finds them; none where they are not used.

@@ -55,7 +55,6 @@ class ScoreHvpsOf final
     const auto p =
         dual_packs(scalars_in_lanes<Score>(tile.scalars), scalars_in_lanes<Score>(moved.scalars));
     const P cap = tile.logits.cap, logit_part = back.logit_part;
-    const bool capped = tile.logits.cap != Real(0);
     const LanePairs<Score, Real> pairs(tile, v);
     const PairTangents<Score, Real> pair_tangents(tile, moved, v);
     const TilePlace& place = *tile.place;
@@ -74,15 +73,14 @@ class ScoreHvpsOf final
       ScalarsOf<Score, Moved> dp{};
       const Moved g = back.dscores.load(j, v);
       differentiate_score<Score>(score, both, p, g, d, dp);
-      if (capped) {
+      if (tile.logits.cap != Real(0)) {
         // logit = cap tanh(x / cap):  dx = dlogit (1 - (logit / cap)^2)
         const Moved saturation = both.logit / Moved(cap);
         d.logit = d.logit * (Moved(P(Real(1))) - saturation * saturation);
       }
-      const Moved out = d.logit * Moved(logit_part) + d.dot;
       auto none = P(Real(0)) != P(Real(0));
       if (back.hidden.data) none = is_hidden(back.hidden.load(j, v));
-      back.dscores.store(j, v, zero_where(none, out));
+      back.dscores.store(j, v, zero_where(none, d.logit * Moved(logit_part) + d.dot));
       for (std::size_t i = 0; i < features.size(); ++i) {
         features[i] += zero_where(none, d.query[i].value);
         feature_tangents[i] += zero_where(none, tangent_of<Real>(d.query[i]));

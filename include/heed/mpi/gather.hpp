@@ -406,20 +406,22 @@ class GatherCall : GatherSide<Real, Comm> {
     for (const double number : parameters) all.push_back(Real(number));
     all = Side::from_root(root, std::move(all));
     const Real* from = all.data();
-    if (grads.bias.given()) {
-      const TensorView<Real> to = copies.write(grads.bias);
-      const Shape& s = to.shape();
-      for (Index b = 0; b < s.batch; ++b)
-        for (Index h = 0; h < s.heads; ++h)
-          for (Index i = 0; i < s.len; ++i, from += s.dim)
-            std::copy_n(from, s.dim, to.row(b, h, i));
-    }
+    if (grads.bias.given()) from = copy_rows(from, copies.write(grads.bias));
     parameters.assign(from, std::as_const(all).data() + all.size());
     if (grad_op) grad_op->add_from(parameters.data());
     copies.round();
   }
 
  private:
+  // Returns where the numbers behind those of `to` stand.
+  [[nodiscard]] static const Real* copy_rows(const Real* from, const TensorView<Real>& to) {
+    const Shape& s = to.shape();
+    for (Index b = 0; b < s.batch; ++b)
+      for (Index h = 0; h < s.heads; ++h)
+        for (Index i = 0; i < s.len; ++i, from += s.dim) std::copy_n(from, s.dim, to.row(b, h, i));
+    return from;
+  }
+
   using Driver = heed::detail::Driver<Real>;
   using Side::comm_;
   using Side::in_;

@@ -249,29 +249,33 @@ class RingCall {
       });
       inputs_.chain();
       if (dkey_inputs.given()) sum_rows<Comm, Real>(comm_, keys_, from_own, dkey_inputs);
-      const std::size_t count = sums_.size();
-      sums_.insert(sums_.end(), bias_.begin(), bias_.end());
-      sum_over_ranks(comm_, sums_);
-      const double* from = sums_.data();
-      if (grad_op) {
-        *grad_op = zeros;
-        grad_op->visit([&](const char*, auto& param) {
-          for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
-        });
-      }
-      from = sums_.data() + count;
-      const Shape& s = mask_.bias.shape();
-      if (dbias.given())
-        for (Index b = 0; b < s.batch; ++b)
-          for (Index h = 0; h < s.heads; ++h)
-            for (Index i = 0; i < s.len; ++i)
-              for (Index j = 0; j < s.dim; ++j) dbias(b, h, i, j) = Real(*from++);
+      if (grad_op) *grad_op = zeros;
+      add_up(grad_op, dbias);
       copies_.round();
     }
   }
 
  private:
   using Columns = InputColumns<Op>;
+
+  // Gradients of parameters and of the bias, from the sums of all ranks.
+  void add_up(Op* grad_op, const TensorView<Real>& dbias) {
+    const std::size_t count = sums_.size();
+    sums_.insert(sums_.end(), bias_.begin(), bias_.end());
+    sum_over_ranks(comm_, sums_);
+    const double* from = sums_.data();
+    if (grad_op)
+      grad_op->visit([&](const char*, auto& param) {
+        for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
+      });
+    from = sums_.data() + count;
+    const Shape& s = mask_.bias.shape();
+    if (dbias.given())
+      for (Index b = 0; b < s.batch; ++b)
+        for (Index h = 0; h < s.heads; ++h)
+          for (Index i = 0; i < s.len; ++i)
+            for (Index j = 0; j < s.dim; ++j) dbias(b, h, i, j) = Real(*from++);
+  }
 
   // Keys and values of a rank, dense, or the gradients of both.
   struct Block {

@@ -84,6 +84,98 @@ inline constexpr bool has_features = requires(const Score& score, const Row& row
   Rows::of(score, row, p, f);
 };
 
+// The parts of check_score() and check_normaliser() below: what a score says of its tables, a normaliser of its stream or its rows.
+template <class Score, class Real>
+consteval bool check_tables() {
+  if constexpr (Score::has_positions)
+    static_assert(
+        requires(const Score s) { (s.*Score::positions).extent(1); } &&
+            (buckets_by_distance<Score> ||
+             requires(const Score s) { s.bucket(Index(0), Index(0)); }),
+        "heed: a score with a table of positions needs `positions`, a pointer to its Param, and "
+        "bucket(distance) or bucket(i, j) const (plug/score.hpp)");
+  static_assert(
+      Score::has_positions || (
+                                  !requires(const Score s) { s.bucket(Index(0)); } &&
+                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); }),
+      "heed: a score with bucket() needs `positions`, a pointer to its Param, without "
+      "which pair.position is 0 (plug/score.hpp)");
+  if constexpr (Score::has_positions)
+    static_assert(names_positions<Score>,
+                  "heed: `parameters` of the score does not name its table of positions: add "
+                  "heed::tensor(name, &Score::table, &Score::shape) (plug/score.hpp)");
+  if constexpr (Score::has_table)
+    static_assert(
+        requires(const Score s, Real* out, const double* d, Score& grad) {
+          { s.table_size() } -> std::convertible_to<Index>;
+          s.prepare_table(Index(0), Index(0), out);
+          s.table_vjp(Index(0), Index(0), d, grad);
+        },
+        "heed: a score with has_table needs table_size(), prepare_table(head, dim, out) and "
+        "table_vjp(head, dim, dtable, grad) (plug/score.hpp)");
+  return true;
+}
+
+template <class Normaliser, class Real>
+consteval bool check_stream() {
+  using P = Pack<Real>;
+  static_assert(key_inputs_of<Normaliser> == 0,
+                "heed: a streaming normaliser reads numbers of its query's token alone and has no "
+                "key_inputs; a number of a key belongs into its score, or the normaliser inherits "
+                "PlainRows (plug/token_inputs.hpp)");
+  static_assert(Normaliser::maps == 1,
+                "heed: a streaming normaliser has one score map; with more, whole rows are "
+                "weighed by one that inherits PlainRows (plug/normaliser.hpp)");
+  static_assert(
+      requires { typename Normaliser::State; },
+      "heed: a streaming normaliser inherits StreamedRows<Real, numbers> (plug/streaming.hpp)");
+  if constexpr (requires {
+                  typename Normaliser::State;
+                  sizeof(StreamProbe<Normaliser, Real>);
+                })
+    static_assert(StreamProbe<Normaliser, Real>::check());
+  static_assert(
+      requires(const Normaliser n, const typename Normaliser::State& state, P score) {
+        { n.weight(state, score) } -> std::convertible_to<P>;
+      },
+      "heed: a streaming normaliser needs weight(state, score) const (plug/streaming.hpp)");
+  static_assert(
+      requires(const Normaliser n, const typename Normaliser::State& state, P x) {
+        { n.dscore(state, x, x, x, x) } -> std::convertible_to<P>;
+      },
+      "heed: a streaming normaliser needs dscore(state, score, weight, pull, delta) const "
+      "(plug/streaming.hpp)");
+  return true;
+}
+
+template <class Normaliser, class Real>
+consteval bool check_rows() {
+  static_assert(
+      requires(const Normaliser n) {
+        { n.work_tiles(true) } -> std::convertible_to<Index>;
+      },
+      "heed: a row normaliser needs work_tiles(backward) const (plug/normaliser.hpp)");
+  if constexpr (HasRowVjp<Normaliser, Real> || names_vjp<Normaliser>) {
+    static_assert(
+        requires(const Normaliser n, RowBlock<Real>& block) { n.forward(block); },
+        "heed: a row normaliser needs forward(RowBlock&) const (plug/normaliser.hpp)");
+    static_assert(HasRowVjp<Normaliser, Real>,
+                  "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
+  } else {
+    static_assert(!Normaliser::differentiates_lse,
+                  "heed: a normaliser without vjp() gives no lse of its own: "
+                  "differentiates_lse needs vjp(RowBlock&, grad) (plug/normaliser.hpp)");
+    static_assert(
+        knows_row_formulas<Normaliser, Real>,
+        "heed: a row normaliser needs vjp(RowBlock&, grad) const beside forward(RowBlock&) "
+        "const, or else `auto forward(const auto& row) const` alone and a line "
+        "`#include <heed/plug/row_formula.hpp>`, which differentiates it");
+    if constexpr (knows_row_formulas<Normaliser, Real>)
+      static_assert(RowFormula<Normaliser, Real>::check());
+  }
+  return true;
+}
+
 }  // namespace detail
 
 template <class Score, class Real>
@@ -138,32 +230,7 @@ consteval bool check_score() {
         "heed: a transform inherits PlainTransform and needs transform(side, head, x) const and "
         "transform_vjp(side, head, x, d, sum, grad) const (plug/transform.hpp)");
   }
-  if constexpr (Score::has_positions)
-    static_assert(
-        requires(const Score s) { (s.*Score::positions).extent(1); } &&
-            (buckets_by_distance<Score> ||
-             requires(const Score s) { s.bucket(Index(0), Index(0)); }),
-        "heed: a score with a table of positions needs `positions`, a pointer to its Param, and "
-        "bucket(distance) or bucket(i, j) const (plug/score.hpp)");
-  static_assert(
-      Score::has_positions || (
-                                  !requires(const Score s) { s.bucket(Index(0)); } &&
-                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); }),
-      "heed: a score with bucket() needs `positions`, a pointer to its Param, without "
-      "which pair.position is 0 (plug/score.hpp)");
-  if constexpr (Score::has_positions)
-    static_assert(detail::names_positions<Score>,
-                  "heed: `parameters` of the score does not name its table of positions: add "
-                  "heed::tensor(name, &Score::table, &Score::shape) (plug/score.hpp)");
-  if constexpr (Score::has_table)
-    static_assert(
-        requires(const Score s, Real* out, const double* d, Score& grad) {
-          { s.table_size() } -> std::convertible_to<Index>;
-          s.prepare_table(Index(0), Index(0), out);
-          s.table_vjp(Index(0), Index(0), d, grad);
-        },
-        "heed: a score with has_table needs table_size(), prepare_table(head, dim, out) and "
-        "table_vjp(head, dim, dtable, grad) (plug/score.hpp)");
+  static_assert(detail::check_tables<Score, Real>());
   return true;
 }
 
@@ -189,61 +256,10 @@ consteval bool check_normaliser() {
       },
       "heed: a normaliser needs source(geometry, head, map) and query_heads(heads) "
       "(plug/normaliser.hpp)");
-  if constexpr (Normaliser::streams) {
-    using P = Pack<Real>;
-    static_assert(
-        key_inputs_of<Normaliser> == 0,
-        "heed: a streaming normaliser reads numbers of its query's token alone and has no "
-        "key_inputs; a number of a key belongs into its score, or the normaliser inherits "
-        "PlainRows (plug/token_inputs.hpp)");
-    static_assert(Normaliser::maps == 1,
-                  "heed: a streaming normaliser has one score map; with more, whole rows are "
-                  "weighed by one that inherits PlainRows (plug/normaliser.hpp)");
-    static_assert(
-        requires { typename Normaliser::State; },
-        "heed: a streaming normaliser inherits StreamedRows<Real, numbers> (plug/streaming.hpp)");
-    if constexpr (requires {
-                    typename Normaliser::State;
-                    sizeof(detail::StreamProbe<Normaliser, Real>);
-                  })
-      static_assert(detail::StreamProbe<Normaliser, Real>::check());
-    static_assert(
-        requires(const Normaliser n, const typename Normaliser::State& state, P score) {
-          { n.weight(state, score) } -> std::convertible_to<P>;
-        },
-        "heed: a streaming normaliser needs weight(state, score) const (plug/streaming.hpp)");
-    static_assert(
-        requires(const Normaliser n, const typename Normaliser::State& state, P x) {
-          { n.dscore(state, x, x, x, x) } -> std::convertible_to<P>;
-        },
-        "heed: a streaming normaliser needs dscore(state, score, weight, pull, delta) const "
-        "(plug/streaming.hpp)");
-  } else {
-    static_assert(
-        requires(const Normaliser n) {
-          { n.work_tiles(true) } -> std::convertible_to<Index>;
-        },
-        "heed: a row normaliser needs work_tiles(backward) const (plug/normaliser.hpp)");
-    if constexpr (HasRowVjp<Normaliser, Real> || detail::names_vjp<Normaliser>) {
-      static_assert(
-          requires(const Normaliser n, RowBlock<Real>& block) { n.forward(block); },
-          "heed: a row normaliser needs forward(RowBlock&) const (plug/normaliser.hpp)");
-      static_assert(
-          HasRowVjp<Normaliser, Real>,
-          "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
-    } else {
-      static_assert(!Normaliser::differentiates_lse,
-                    "heed: a normaliser without vjp() gives no lse of its own: "
-                    "differentiates_lse needs vjp(RowBlock&, grad) (plug/normaliser.hpp)");
-      static_assert(
-          detail::knows_row_formulas<Normaliser, Real>,
-          "heed: a row normaliser needs vjp(RowBlock&, grad) const beside forward(RowBlock&) "
-          "const, or else `auto forward(const auto& row) const` alone and a line "
-          "`#include <heed/plug/row_formula.hpp>`, which differentiates it");
-      if constexpr (detail::knows_row_formulas<Normaliser, Real>)
-        static_assert(detail::RowFormula<Normaliser, Real>::check());
-    }
-  }
+  if constexpr (Normaliser::streams)
+    static_assert(detail::check_stream<Normaliser, Real>());
+  else
+    static_assert(detail::check_rows<Normaliser, Real>());
   return true;
 }
 
