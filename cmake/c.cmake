@@ -30,6 +30,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(heed_c_levels x86-64-v2 x86-64-v3 x86-64-v4)
 endif()
 
+set(heed_c_flags "")
+if(HEED_NATIVE)
+  get_target_property(heed_c_flags heed::native INTERFACE_COMPILE_OPTIONS)
+endif()
+
 set(heed_c_folder "${CMAKE_CURRENT_BINARY_DIR}/heed_c")
 set(declarations "")
 set(instances "")
@@ -42,9 +47,16 @@ foreach(level IN LISTS heed_c_levels)
   endif()
   string(APPEND declarations "const heed_table& table_${name}();\n")
   string(APPEND instances "    {\"${level}\", &table_${name}, &${runs}},\n")
-  # Compiled as heed::compiled is, but at -O2: compile time counts three times here.
-  heed_write_compiled("${heed_c_folder}" ops)
-  heed_write_engine("${heed_c_folder}" engine)
+  # Compiled as heed::compiled is, but at -O2: compile time counts three times here. A single level without flags takes
+  # that library's own objects.
+  set(ops "")
+  set(engine "")
+  if(level STREQUAL "native" AND NOT heed_c_flags)
+    list(APPEND objects $<TARGET_OBJECTS:heed_engine> $<TARGET_OBJECTS:heed_compiled>)
+  else()
+    heed_write_compiled("${heed_c_folder}" ops)
+    heed_write_engine("${heed_c_folder}" engine)
+  endif()
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
 #include <heed/compiled_engine.hpp>
@@ -141,6 +153,9 @@ foreach(library IN LISTS heed_c_libraries)
 endforeach()
 
 set(compiled heed_c heed_c_dispatch)
+if("$<TARGET_OBJECTS:heed_engine>" IN_LIST objects)
+  list(APPEND compiled heed_engine heed_compiled)
+endif()
 foreach(level IN LISTS heed_c_levels)
   string(MAKE_C_IDENTIFIER "${level}" name)
   list(APPEND compiled heed_c_${name})

@@ -212,11 +212,7 @@ std::string message(const Call& call) {
 // ---- activations -------------------------------------------------------------------------------
 
 // In eps of y for x > -12. Without fused multiply-adds x^2 is rounded, up to 36 eps in e^(-x^2/2).
-#if defined(__FMA__)
-constexpr double kTailError = 6;
-#else
-constexpr double kTailError = 80;
-#endif
+constexpr double kTailError = heed::kFusesMultiplyAdd ? 6 : 80;
 
 long double sigmoid(long double x) { return 1 / (1 + std::exp(-x)); }
 

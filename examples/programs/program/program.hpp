@@ -132,11 +132,12 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
   const auto among = [](char c, const char* set) {
     return std::string(set).find(c) != std::string::npos;
   };
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7F; };
   bool plain = !word.empty(), control = false;
   for (const char c : word) {
     plain = plain && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                       among(c, "_-./=:,@%+"));
-    control = control || (c >= 0 && c < ' ') || c == 0x7F;
+    control = control || is_control(c);
   }
   if (plain) return word;
   // $'...' keeps a line break or an escape sequence of a name from the terminal.
@@ -146,7 +147,7 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
     std::snprintf(octal, sizeof octal, "\\%03o",
                   static_cast<unsigned>(static_cast<unsigned char>(c)));
     if (control)
-      quoted += (c >= 0 && c < ' ') || c == 0x7F || among(c, "'\\") ? octal : std::string(1, c);
+      quoted += is_control(c) || among(c, "'\\") ? octal : std::string(1, c);
     else
       quoted += c == '\'' ? "'\\''" : std::string(1, c);
   }

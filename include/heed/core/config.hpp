@@ -41,6 +41,8 @@
 #define HEED_ISA v0_1_avx
 #elif defined(__SSE2__)
 #define HEED_ISA v0_1_sse2
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HEED_ISA v0_1_neonbf16
 #elif defined(__aarch64__)
 #define HEED_ISA v0_1_neon
 #else
@@ -75,6 +77,8 @@ namespace detail {
   return "AVX2 with FMA";
 #elif defined(__AVX__)
   return "AVX";
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return "NEON with BF16";
 #elif defined(__aarch64__)
   return "NEON";
 #else

@@ -7,6 +7,7 @@
 #include <heed/core/control_groups.hpp>
 #include <heed/core/error.hpp>
 #include <heed/core/function_ref.hpp>
+#include <heed/core/system.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -17,8 +18,6 @@
 #include <system_error>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -52,12 +51,12 @@ struct ProcessorShare {
 namespace detail {
 
 // The process that has started OpenMP's threads; 0 before any has.
-inline std::atomic<pid_t> process_with_threads{0};
+inline std::atomic<long> process_with_threads{0};
 
 // A forked child has none of its parent's threads. OpenMP does not know it, and would wait for them for ever.
 [[nodiscard]] inline bool lost_its_threads() noexcept {
-  const pid_t process = process_with_threads.load(std::memory_order_relaxed);
-  return process != 0 && process != getpid();
+  const long process = process_with_threads.load(std::memory_order_relaxed);
+  return process != 0 && process != process_number();
 }
 
 // The number of threads, at most `workers` and this one included, that the system can start. OpenMP ends the process when
@@ -121,7 +120,7 @@ inline void run_workers(
   }
 #ifdef _OPENMP
   workers = detail::workers_to_be_had(workers);
-  detail::process_with_threads.store(getpid(), std::memory_order_relaxed);
+  detail::process_with_threads.store(process_number(), std::memory_order_relaxed);
   std::exception_ptr error;
   std::mutex guard;
 #pragma omp parallel num_threads(workers)

@@ -91,7 +91,7 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
     (out << ... << parts);
     e.remarks.push_back(out.str());
   };
-  if (kRegisterBytes < 32 && sizeof(void*) == 8 && e.instruction_set != "NEON")
+  if (kRegisterBytes < 32 && sizeof(void*) == 8 && !kFusesMultiplyAdd)
     say("compiled without -march flags: registers of ", kRegisterBytes,
         " bytes and no fused multiply-add; -march=native is several times faster");
   if (e.units == 0) return say("nothing to compute");
@@ -127,9 +127,8 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
   if (c.pair_products && g.len_q <= kFewRows<Real>)
     say("precision is mixed, but products for so few queries stay as they are");
   else if (c.pair_products && !kHasPairProducts)
-    say("precision is mixed, but compiled without -mavx512bf16: products of bfloat16 are put "
-        "together from others, "
-        "which is slower than float");
+    say("precision is mixed, but compiled without ", kPairProductsFlag,
+        ": products of bfloat16 are put together from others, which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
   if (e.workers < e.threads) {
     if (e.units < e.threads)

@@ -42,15 +42,15 @@ struct Plan {
 
 namespace detail {
 
-// Keys per tile: panel scratch and one tile of K and V in half of the cache; in forward, with registers
-// below 64 bytes, in a quarter: such processors often have 512 KiB. Narrow panels finish a tile soon, and
+// Keys per tile: panel scratch and one tile of K and V in half of the cache; in forward, with 16
+// registers, in a quarter: such processors often have 512 KiB. Narrow panels finish a tile soon, and
 // gain from scores that stay in the first level.
 template <class Real>
 [[nodiscard]] Index natural_tile(const Geometry& g, Index lanes, bool backward) {
   const Index size = Index(sizeof(Real)), width = g.dim_qk + g.dim_v;
   const Index fixed = (backward ? 2 : 1) * lanes * width * size;
   const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
-  const bool small = kRegisterBytes < 64 && !backward;
+  const bool small = kRegisters == 16 && !backward;
   return std::clamp<Index>((kCacheBytes / (small ? 4 : 2) - fixed) / per_key, 96,
                            backward ? 192
                            : small  ? 256

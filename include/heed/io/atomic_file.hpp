@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Reads and writes whole files by POSIX calls. A write happens as a whole or not at all: the bytes go to a temporary file
+// Reads and writes whole files. A write happens as a whole or not at all: the bytes go to a temporary file
 // in the target's folder, which is synced, closed and renamed over the target.
 //
 // Errors: std::runtime_error, one sentence `<path>: <what failed> (<text of errno>)`.
 
 #include <heed/core/config.hpp>
 #include <heed/core/error.hpp>
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <heed/core/system.hpp>
+#include <heed/core/system_files.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
-#include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -33,10 +29,14 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace io {
 
-// Throws "<path>: <what> (<text of errno>)"; `code` is the errno of the failed call.
+// Throws "<path>: <what> (<text of the error>)"; `code` is the errno of the failed call.
+[[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what,
+                                   const std::error_code& error) {
+  throw std::runtime_error(
+      heed::detail::sentence(path.string(), ": ", what, " (", error.message(), ")"));
+}
 [[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what, int code) {
-  throw std::runtime_error(heed::detail::sentence(path.string(), ": ", what, " (",
-                                                  std::generic_category().message(code), ")"));
+  fail_file(path, what, std::error_code(code, std::generic_category()));
 }
 
 // Owns one descriptor; every message names `reported`, the path that the caller asked for, which
@@ -48,15 +48,14 @@ class File {
       : descriptor_(descriptor), reported_(reported) {
     if (descriptor_ < 0) fail_file(reported_, what, errno);
   }
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
+  ~File() { close(); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  [[nodiscard]] struct stat status() const {
-    struct stat found {};
-    if (::fstat(descriptor_, &found) != 0) fail_file(reported_, "cannot query the file", errno);
+  [[nodiscard]] system_files::Status status() const {
+    system_files::Status found;
+    if (!system_files::status_of(descriptor_, found))
+      fail_file(reported_, "cannot query the file", errno);
     return found;
   }
 
@@ -64,8 +63,8 @@ class File {
   [[nodiscard]] std::size_t read_all(std::span<std::byte> bytes) {
     std::size_t done = 0;
     while (done < bytes.size()) {
-      const ssize_t got =
-          ::read(descriptor_, bytes.data() + done, std::min(bytes.size() - done, largest_step));
+      const std::ptrdiff_t got = system_files::read(descriptor_, bytes.data() + done,
+                                                    std::min(bytes.size() - done, largest_step));
       if (got == 0) break;
       if (got < 0 && errno != EINTR) fail_file(reported_, "cannot read the file", errno);
       if (got > 0) done += static_cast<std::size_t>(got);
@@ -75,27 +74,34 @@ class File {
 
   void write_all(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const ssize_t put = ::write(descriptor_, bytes.data(), std::min(bytes.size(), largest_step));
+      const std::ptrdiff_t put =
+          system_files::write(descriptor_, bytes.data(), std::min(bytes.size(), largest_step));
       if (put < 0 && errno != EINTR) fail_file(reported_, "cannot write the file", errno);
       if (put > 0) bytes = bytes.subspan(static_cast<std::size_t>(put));
     }
   }
 
-  void set_mode(mode_t mode) {
-    if (::fchmod(descriptor_, mode) != 0) fail_file(reported_, "cannot set the mode", errno);
+  // mode: permission bits, as Status has them.
+  void set_mode(unsigned mode) {
+    if (!system_files::set_mode(descriptor_, mode))
+      fail_file(reported_, "cannot set the mode", errno);
   }
 
   void sync(const char* what = "cannot sync the file to disk") {
-    while (::fsync(descriptor_) != 0)
-      if (errno != EINTR) fail_file(reported_, what, errno);
+    if (!system_files::sync(descriptor_)) fail_file(reported_, what, errno);
   }
 
-  // Some file systems report a failed write only when a descriptor is closed. This closes a copy of
-  // the descriptor, since the lock must last.
-  void close_copy() const {
-    const int copy = ::fcntl(descriptor_, F_DUPFD_CLOEXEC, 0);
-    if (copy < 0 || (::close(copy) != 0 && errno != EINTR))
-      fail_file(reported_, "cannot close the file", errno);
+  void close() {
+    if (descriptor_ >= 0) system_files::close(std::exchange(descriptor_, -1));
+  }
+
+  // Ends the file's use, for a rename: closes a copy of the descriptor, since the lock must last, or
+  // the file itself where an open file cannot be renamed.
+  void finish() {
+    const bool closed = system_files::kPosix
+                            ? system_files::close_copy(descriptor_)
+                            : system_files::close(std::exchange(descriptor_, -1)) == 0;
+    if (!closed) fail_file(reported_, "cannot close the file", errno);
   }
 
  private:
@@ -108,15 +114,12 @@ class File {
 // A regular file that is read from its first byte to its last. `path` must outlive it.
 class InputFile {
  public:
-  // O_NONBLOCK keeps open() from waiting for the writer of a named pipe; pipes are refused below.
   explicit InputFile(const std::filesystem::path& path)
-      : path_(path),
-        file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path,
-              "cannot open the file") {
-    const struct stat status = file_.status();
-    if (!S_ISREG(status.st_mode))
+      : path_(path), file_(system_files::open_to_read(path.c_str()), path, "cannot open the file") {
+    const system_files::Status status = file_.status();
+    if (!status.regular)
       throw std::runtime_error(heed::detail::sentence(path.string(), ": not a regular file"));
-    size_ = static_cast<std::size_t>(status.st_size);
+    size_ = static_cast<std::size_t>(status.size);
   }
 
   // Size of the file in bytes when it was opened.
@@ -124,10 +127,8 @@ class InputFile {
 
   // Throws if the file is larger than this machine's memory: a sparse file may claim any size.
   void require_memory() const {
-    const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGE_SIZE);
-    if (pages <= 0 || page <= 0) return;  // unknown
-    const std::size_t memory = static_cast<std::size_t>(pages) * static_cast<std::size_t>(page);
-    if (size_ >= memory)
+    const std::size_t memory = machine_memory();
+    if (memory > 0 && size_ >= memory)
       throw std::runtime_error(heed::detail::sentence(
           path_.string(), ": the file has ", size_, " bytes, this machine's memory has ", memory));
   }
@@ -160,35 +161,25 @@ class InputFile {
 // Removes the temporary files that killed processes left in the folder, as far as possible. A
 // locked file has a living writer, here or on another machine.
 inline void remove_leftovers(const std::filesystem::path& folder) {
-  DIR* const directory = ::opendir(folder.c_str());
-  if (directory == nullptr) return;
-  while (const dirent* entry = ::readdir(directory)) {
-    const std::string_view name = entry->d_name, begin = ".heed-", ending = ".tmp";
-    if (!name.starts_with(begin) || !name.ends_with(ending) ||
-        name.find_first_not_of("0123456789-", begin.size()) != name.size() - ending.size())
-      continue;
-    const int descriptor =
-        ::openat(::dirfd(directory), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (descriptor < 0) continue;
-    struct stat found {};
-    if (::fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
-        ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
-      ::unlinkat(::dirfd(directory), entry->d_name, 0);
-    ::close(descriptor);
-  }
-  ::closedir(directory);
+  system_files::remove_unlocked(folder.c_str(), [](std::string_view name) {
+    const std::string_view begin = ".heed-", ending = ".tmp";
+    return name.starts_with(begin) && name.ends_with(ending) &&
+           name.find_first_not_of("0123456789-", begin.size()) == name.size() - ending.size();
+  });
 }
 
 // A file that exists only until its destructor runs, unless it has been renamed. It is locked as long as the object exists,
 // if the file system has locks, so that no other process takes it for a leftover.
 class TemporaryFile {
  public:
-  // Process number and counter give concurrent writers different names; O_EXCL skips files that cannot be removed.
+  // Process number and counter give concurrent writers different names; files that cannot be removed are skipped.
   TemporaryFile(const std::filesystem::path& folder, const std::filesystem::path& reported)
       : file_(create(folder, path_), reported, "cannot create a temporary file in its folder"),
         reported_(reported) {}
   ~TemporaryFile() {
-    if (!path_.empty()) ::unlink(path_.c_str());
+    if (path_.empty()) return;
+    file_.close();
+    system_files::remove(path_.c_str());
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -196,8 +187,9 @@ class TemporaryFile {
   [[nodiscard]] File& file() { return file_; }
 
   void rename_to(const std::filesystem::path& target) {
-    if (std::rename(path_.c_str(), target.c_str()) != 0)
-      fail_file(reported_, "cannot rename the temporary file", errno);
+    std::error_code error;
+    std::filesystem::rename(path_, target, error);
+    if (error) fail_file(reported_, "cannot rename the temporary file", error);
     path_.clear();
   }
 
@@ -208,20 +200,20 @@ class TemporaryFile {
     remove_leftovers(folder);
     int descriptor = -1;
     for (int attempt = 0; attempt < 100; ++attempt) {
-      path = folder / (".heed-" + std::to_string(::getpid()) + "-" +
+      path = folder / (".heed-" + std::to_string(process_number()) + "-" +
                        std::to_string(counter.fetch_add(1)) + ".tmp");
-      descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      descriptor = system_files::create(path.c_str());
       if (descriptor < 0 && errno != EEXIST) break;
       if (descriptor >= 0 && is_kept(descriptor)) break;
-      if (descriptor >= 0) ::close(std::exchange(descriptor, -1));
+      if (descriptor >= 0) system_files::close(std::exchange(descriptor, -1));
     }
     return descriptor;
   }
   // Locks the file. False if another process has already removed it.
   [[nodiscard]] static bool is_kept(int descriptor) {
-    struct stat found {};
-    return (::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
-           ::fstat(descriptor, &found) == 0 && found.st_nlink > 0;
+    system_files::Status found;
+    return (system_files::lock(descriptor) || errno != EWOULDBLOCK) &&
+           system_files::status_of(descriptor, found) && found.named;
   }
 
   std::filesystem::path path_;  // before file_, whose creation fills it; empty once renamed
@@ -239,21 +231,23 @@ inline void write_file_atomically(const std::filesystem::path& target,
   require(target.has_filename(), "write_file_atomically: target is '", target.string(),
           "', it must name a file");
   const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
-  struct stat old {};
-  const bool exists = ::stat(target.c_str(), &old) == 0;
-  if (exists && !S_ISREG(old.st_mode))
+  system_files::Status old;
+  const bool exists = system_files::status_of(target.c_str(), old);
+  if (exists && !old.regular)
     throw std::runtime_error(
         heed::detail::sentence(target.string(), ": exists and is not a regular file"));
 
-  File folder_handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC), target,
-                     "cannot open its folder");
+  std::optional<File> folder_handle;
+  if (system_files::kPosix)
+    folder_handle.emplace(system_files::open_folder(folder.c_str()), target,
+                          "cannot open its folder");
   TemporaryFile temporary(folder, target);
-  if (exists) temporary.file().set_mode(old.st_mode & 0777);
+  if (exists) temporary.file().set_mode(old.mode);
   for (const std::span<const std::byte> piece : pieces) temporary.file().write_all(piece);
   temporary.file().sync();
-  temporary.file().close_copy();
+  temporary.file().finish();
   temporary.rename_to(target);
-  folder_handle.sync("written, but its folder cannot be synced to disk");
+  if (folder_handle) folder_handle->sync("written, but its folder cannot be synced to disk");
 }
 
 }  // namespace io

@@ -103,13 +103,13 @@ template <class Real>
 template <class Real>
 [[nodiscard]] inline Pack<Real> exp_fraction(Pack<Real> x, Pack<Real> n) {
   using L = FloatLayout<Real>;
-#if defined(__FMA__)
-  const Pack<Real> rough = mul_add(x, Pack<Real>(Real(kLog2e)), -n);
-  return mul_add(x, Pack<Real>(L::log2e_tail), rough);
-#else
-  return ((x - n * Pack<Real>(L::ln2_high)) - n * Pack<Real>(L::ln2_low)) *
-         Pack<Real>(Real(kLog2e));
-#endif
+  if constexpr (kFusesMultiplyAdd) {
+    const Pack<Real> rough = mul_add(x, Pack<Real>(Real(kLog2e)), -n);
+    return mul_add(x, Pack<Real>(L::log2e_tail), rough);
+  } else {
+    return ((x - n * Pack<Real>(L::ln2_high)) - n * Pack<Real>(L::ln2_low)) *
+           Pack<Real>(Real(kLog2e));
+  }
 }
 
 // e^x where e^x neither overflows nor underflows.

@@ -166,18 +166,18 @@ template <class Real>
 template <class Real>
 [[nodiscard]] inline TwoParts<Real> exact_product(Pack<Real> a, Pack<Real> b) {
   const Pack<Real> product = a * b;
-#if defined(__FMA__) || defined(__AVX512F__)
-  return {product, mul_add(a, b, -product)};
-#else
-  const Pack<Real> split = FunctionConstants<Real>::split;
-  const auto halves = [&](Pack<Real> x) {
-    const Pack<Real> scaled = split * x, high = scaled - (scaled - x);
-    return TwoParts<Real>{high, x - high};
-  };
-  const auto [a1, a2] = halves(a);
-  const auto [b1, b2] = halves(b);
-  return {product, a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)};
-#endif
+  if constexpr (kFusesMultiplyAdd) {
+    return {product, mul_add(a, b, -product)};
+  } else {
+    const Pack<Real> split = FunctionConstants<Real>::split;
+    const auto halves = [&](Pack<Real> x) {
+      const Pack<Real> scaled = split * x, high = scaled - (scaled - x);
+      return TwoParts<Real>{high, x - high};
+    };
+    const auto [a1, a2] = halves(a);
+    const auto [b1, b2] = halves(b);
+    return {product, a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)};
+  }
 }
 
 // a * b, rounded to two parts.

@@ -10,6 +10,8 @@
 
 #if defined(__FMA__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace heed {
@@ -25,7 +27,8 @@ inline constexpr __mmask8 kAllLanes8 = 0xFF;
 }  // namespace detail
 #endif
 
-// a > b ? a : b and a < b ? a : b in one instruction.
+// a > b ? a : b and a < b ? a : b: one instruction of x86. The one of Arm differs where a lane is NaN, so that two take its
+// place there.
 template <class Real>
 [[nodiscard]] inline Pack<Real> max(Pack<Real> a, Pack<Real> b) {
   using V = typename Pack<Real>::Vector;
@@ -73,6 +76,11 @@ template <class Vector>
     return Vector(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
   else
     return Vector(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
+#elif defined(__aarch64__)
+  if constexpr (sizeof(a[0]) == 4)
+    return Vector(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
+  else
+    return Vector(vfmaq_f64(float64x2_t(c), float64x2_t(a), float64x2_t(b)));
 #else
   return a * b + c;
 #endif
@@ -91,6 +99,11 @@ template <class Real>
     return V(_mm256_sqrt_ps(__m256(a.v)));
   else
     return V(_mm256_sqrt_pd(__m256d(a.v)));
+#elif defined(__aarch64__)
+  if constexpr (sizeof(Real) == 4)
+    return V(vsqrtq_f32(float32x4_t(a.v)));
+  else
+    return V(vsqrtq_f64(float64x2_t(a.v)));
 #else
   V root{};
   for (int i = 0; i < kLanes<Real>; ++i) root[i] = std::sqrt(a.v[i]);
@@ -104,6 +117,8 @@ template <class Mask>
   return _mm512_test_epi32_mask(__m512i(mask), __m512i(mask)) != 0;
 #elif defined(__FMA__)
   return _mm256_testz_si256(__m256i(mask), __m256i(mask)) == 0;
+#elif defined(__aarch64__)
+  return vmaxvq_u32(uint32x4_t(mask)) != 0;
 #else
   bool any = false;
   for (unsigned i = 0; i < sizeof(mask) / sizeof(mask[0]); ++i) any |= mask[i] != 0;

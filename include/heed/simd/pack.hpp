@@ -30,6 +30,13 @@ inline constexpr int kRegisterBytes = 16;
 inline constexpr int kRegisters = 16;
 #endif
 
+// True where mul_add() is one instruction, which rounds once.
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr bool kFusesMultiplyAdd = true;
+#else
+inline constexpr bool kFusesMultiplyAdd = false;
+#endif
+
 namespace detail {
 
 // The compilers' vector types. They are spelled out per scalar, since GCC takes a vector type that depends on a

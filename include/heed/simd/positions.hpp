@@ -20,6 +20,8 @@
 
 #if defined(__FMA__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace heed {
@@ -56,6 +58,8 @@ struct Seen {
     return _mm512_test_epi32_mask(__m512i(v), __m512i(v));
 #elif defined(__FMA__)
     return std::uint32_t(_mm256_movemask_ps(__m256(v)));
+#elif defined(__aarch64__)
+    return vaddvq_u32(uint32x4_t(v) & uint32x4_t{1, 2, 4, 8});
 #else
     std::uint32_t all = 0;
     for (int k = 0; k < kRegisterBytes / 4; ++k) all |= std::uint32_t(v[k] & 1) << k;

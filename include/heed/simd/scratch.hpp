@@ -5,7 +5,7 @@
 // page and asks for such pages.
 
 #include <heed/core/error.hpp>
-#include <heed/core/huge_pages.hpp>
+#include <heed/core/system.hpp>
 
 #include <limits>
 #include <new>

@@ -3,7 +3,7 @@
 
 // Converts rows of 16-bit numbers to rows of Real and back, and rows of int8 numbers with their scale to rows of Real.
 // Conversion goes a vector at a time, in integer arithmetic, or by the processor's instructions for half. Every processor
-// with AVX2 has these, so that HEED_ISA has no class of its own for them.
+// with AVX2 and every 64-bit Arm has these, so that HEED_ISA has no class of its own for them.
 
 #include <heed/core/scaled_view.hpp>
 #include <heed/simd/pack.hpp>
@@ -13,6 +13,8 @@
 
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace heed {
@@ -91,6 +93,17 @@ struct Conversion<half> {
   std::memcpy(&bytes, from, sizeof bytes);
   return __builtin_convertvector(bytes, Pack<float>::Mask);
 }
+#if defined(__aarch64__)
+template <>
+struct Conversion<half> {
+  [[nodiscard]] static Pack<float> widened(NarrowBits narrow) {
+    return Pack<float>::Vector(vcvt_f32_f16(float16x4_t(narrow)));
+  }
+  [[nodiscard]] static NarrowBits narrowed(Pack<float> x) {
+    return NarrowBits(vcvt_f16_f32(float32x4_t(x.v)));
+  }
+};
+#endif
 #endif
 
 }  // namespace detail

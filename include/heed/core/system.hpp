@@ -1,18 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// What heed asks of the operating system about its process and its memory. With system_files.hpp it is the only place that
+// knows which system this is.
+//
 // Huge pages. A processor translates the address of each page that it reads, and remembers few of them: rows of a
 // large matrix lie on a page each, and with pages of 4 KiB a product of matrices waits for translations. Linux backs memory
 // with pages of 2 MiB where a program asks for them and memory is free (transparent huge pages, `madvise`).
 
 #include <heed/core/config.hpp>
 
+#if defined(_WIN32)
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 namespace heed {
 inline namespace HEED_ABI {
+
+// The number of this process; positive.
+[[nodiscard]] inline long process_number() noexcept {
+#if defined(_WIN32)
+  return _getpid();
+#else
+  return ::getpid();
+#endif
+}
+
+// Bytes of this machine's memory; 0 where the system does not tell.
+[[nodiscard]] inline std::size_t machine_memory() noexcept {
+#if defined(_SC_PHYS_PAGES)
+  const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGE_SIZE);
+  if (pages > 0 && page > 0)
+    return static_cast<std::size_t>(pages) * static_cast<std::size_t>(page);
+#endif
+  return 0;
+}
 
 // Bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB.
 inline constexpr std::size_t kHugePage = std::size_t(2) << 20;
