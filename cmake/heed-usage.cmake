@@ -5,7 +5,8 @@
 #   HEED_OPENMP       in: AUTO (default), ON or OFF
 #   heed::io          out, if nlohmann_json is found: heed, and the needs of headers that read or
 #                     write safetensors
-#   heed::native      out: -march=native; every translation unit that sees heed or Eigen, or none
+#   heed::native      out: -march=native, nothing when compiling for another machine; every translation unit that sees heed
+#                     or Eigen, or none
 #   HEED_USAGE_ERROR  out: the reason why the wishes cannot be met, or empty
 set(HEED_USAGE_ERROR "")
 
@@ -41,7 +42,7 @@ if(NOT TARGET heed::native)
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-march=native HEED_HAS_MARCH_NATIVE)
   add_library(heed::native INTERFACE IMPORTED GLOBAL)
-  if(HEED_HAS_MARCH_NATIVE)
+  if(HEED_HAS_MARCH_NATIVE AND NOT CMAKE_CROSSCOMPILING)
     target_compile_options(heed::native INTERFACE -march=native)
   endif()
 endif()

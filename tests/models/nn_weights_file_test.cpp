@@ -13,8 +13,6 @@
 #include <filesystem>
 #include <map>
 
-#include <unistd.h>
-
 using namespace heed_test;
 namespace fs = std::filesystem;
 

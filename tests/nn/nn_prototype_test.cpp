@@ -16,8 +16,6 @@
 
 #include <filesystem>
 
-#include <unistd.h>
-
 using namespace heed_test;
 
 namespace {

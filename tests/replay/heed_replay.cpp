@@ -4,7 +4,7 @@
 // in float. It prints a line per case with its worst errors. Exit code 0 if none failed, 1 if one did or the output was
 // lost, 2 if the folder cannot be read.
 
-#include "program/program.hpp"
+#include "program/run.hpp"
 #include "replay/module.hpp"
 #include "replay/run.hpp"
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heed/core/system.hpp>
+
 #include "catch.hpp"
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -15,10 +16,11 @@ struct TemporaryFolder {
   std::filesystem::path path;
 
   TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "heed-test-").string();
-    name.append(6, 'X');  // mkdtemp replaces these
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
+    const std::string name = "heed-test-" + std::to_string(heed::process_number()) + "-";
+    for (int n = 0; path.empty(); ++n) {
+      const auto free = std::filesystem::temp_directory_path() / (name + std::to_string(n));
+      if (std::filesystem::create_directory(free)) path = free;
+    }
   }
   ~TemporaryFolder() {
     std::error_code ignored;

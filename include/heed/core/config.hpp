@@ -15,7 +15,10 @@
 #error "heed throws exceptions: build without -fno-exceptions"
 #include "heed stops here"
 #elif defined(_MSC_VER) && !defined(__clang__)
-#error "heed needs g++ or clang: MSVC's own compiler is not supported"
+#error "heed needs g++ or clang: in place of MSVC's own compiler take clang-cl"
+#include "heed stops here"
+#elif defined(__MINGW32__) && !defined(__clang__) && defined(__AVX__)
+#error "g++ for Windows misplaces AVX's vectors on the stack: build with clang, or without AVX"
 #include "heed stops here"
 #endif
 
