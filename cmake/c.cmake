@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # libheed: heed from C (include/heed/c.h), as a shared and a static library. On x86-64 it holds the code of three levels of
-# the instruction set and chooses among them when it is first called; on other processors it holds one.
+# the instruction set, on 64-bit Arm of two, and chooses among them when it is first called; on other processors it holds one.
 #   HEED_BUILD_C   in: AUTO (with the tests, where dlpack/dlpack.h is found), ON or OFF
+#   HEED_C_LEVELS  in: the levels, from the lowest to the highest; empty for all
 #   heed_c         out: the shared library, also named heed::c, or none
 #   heed_c_static  out: the static library, also named heed::c_static; none where binutils cannot make it
 if(HEED_BUILD_C STREQUAL "AUTO")
@@ -32,8 +33,15 @@ endif()
 set(heed_c_levels native)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(heed_c_levels x86-64-v2 x86-64-v3 x86-64-v4)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(heed_c_levels armv8-a armv8.2-a+bf16)
+endif()
+set(HEED_C_LEVELS "" CACHE STRING "The instruction sets of libheed, from the lowest to the highest; empty for all that heed has")
+if(HEED_C_LEVELS)
+  set(heed_c_levels ${HEED_C_LEVELS})
 endif()
 
+# A level that needs no flags has the code of heed::compiled, unless this machine's flags have gone into that.
 set(heed_c_flags "")
 if(HEED_NATIVE)
   get_target_property(heed_c_flags heed::native INTERFACE_COMPILE_OPTIONS)
@@ -46,16 +54,17 @@ set(objects $<TARGET_OBJECTS:heed_c_dispatch>)
 foreach(level IN LISTS heed_c_levels)
   string(MAKE_C_IDENTIFIER "${level}" name)
   set(runs "runs_${name}")
-  if(level STREQUAL "native")
+  set(flags "-march=${level}")
+  if(level MATCHES "^(native|armv8-a)$")
     set(runs "runs_everywhere")
+    set(flags "")
   endif()
   string(APPEND declarations "const heed_table& table_${name}();\n")
   string(APPEND instances "    {\"${level}\", &table_${name}, &${runs}},\n")
-  # Compiled as heed::compiled is, but at -O2: compile time counts three times here. A single level without flags takes
-  # that library's own objects.
+  # Compiled as heed::compiled is, but at -O2: compile time counts three times here.
   set(ops "")
   set(engine "")
-  if(level STREQUAL "native" AND NOT heed_c_flags)
+  if(NOT flags AND NOT heed_c_flags)
     list(APPEND objects $<TARGET_OBJECTS:heed_engine> $<TARGET_OBJECTS:heed_compiled>)
   else()
     heed_write_compiled("${heed_c_folder}" ops)
@@ -74,8 +83,8 @@ const heed_table& table_@name@() { return heed::c::table<heed::c::BuiltInVariant
   target_link_libraries(heed_c_${name} PRIVATE heed)
   target_include_directories(heed_c_${name} SYSTEM PRIVATE "${HEED_DLPACK_INCLUDE}")
   target_compile_options(heed_c_${name} PRIVATE -O2 ${HEED_COMPILER_MEMORY})
-  if(NOT level STREQUAL "native")
-    target_compile_options(heed_c_${name} PRIVATE -march=${level})
+  if(flags)
+    target_compile_options(heed_c_${name} PRIVATE ${flags})
   endif()
   list(APPEND objects $<TARGET_OBJECTS:heed_c_${name}>)
 endforeach()
@@ -96,7 +105,7 @@ const Library& library() {
 add_library(heed_c_dispatch OBJECT "${heed_c_folder}/dispatch.cpp")
 target_link_libraries(heed_c_dispatch PRIVATE heed)
 target_include_directories(heed_c_dispatch SYSTEM PRIVATE "${HEED_DLPACK_INCLUDE}")
-if(NOT heed_c_levels STREQUAL "native")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(heed_c_dispatch PRIVATE -march=x86-64)
 endif()
 add_library(heed_c SHARED ${objects})

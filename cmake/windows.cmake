@@ -6,7 +6,7 @@ set(CMAKE_SYSTEM_NAME Windows)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 foreach(language IN ITEMS C CXX)
   set(CMAKE_${language}_COMPILER_TARGET x86_64-w64-windows-gnu)
-  # Packages of headers alone are this machine's. Their folder has its C library as well, so that it is searched last.
+  # Packages of headers alone are this machine's. The folder has its C library as well, so that it is searched last.
   set(CMAKE_${language}_FLAGS_INIT "-pthread -idirafter /usr/include")
   set(CMAKE_${language}_STANDARD_INCLUDE_DIRECTORIES "")
   list(APPEND CMAKE_${language}_IMPLICIT_INCLUDE_DIRECTORIES /usr/include)

@@ -28,11 +28,11 @@ BUDGETS = {
     "longest header of engine/, lines": 560,
     "longest function, lines": 60,
     "files behind one op, both ways": 96,
-    "lines behind one op, both ways": 16900,
-    "lines behind one op beside heed::engine": 10700,
+    "lines behind one op, both ways": 17050,
+    "lines behind one op beside heed::engine": 10830,
     "files behind heed/attention.hpp": 130,
-    "lines behind heed/attention.hpp": 22200,
-    "lines of all headers": 47890,
+    "lines behind heed/attention.hpp": 22340,
+    "lines of all headers": 48220,
     "lines of README.md": 150,
 }
 

@@ -31,11 +31,12 @@ import os
 import pathlib
 import signal
 import threading
+import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
 
 import numpy as np
 
-__all__ = ["attention", "forward", "backward", "Cache", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
+__all__ = ["attention", "forward", "backward", "compare", "Cache", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
            "threads", "set_threads", "version", "instructions", "use_instructions"]
 
 
@@ -911,3 +912,53 @@ def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
     for name, x in made.items():
         grads.parameters[name] = x if request.parameter_views.get(name) is not None else x[0]
     return grads
+
+
+# --- comparison -----------------------------------------------------------------------------------------------------
+
+def _problem(variant, heads, length, dim, dtype, rng):
+    """Random inputs of a variant, and keywords with its first parameters and what else it needs."""
+    def draw(*shape):
+        return rng.normal(size=shape).astype(dtype)
+
+    q, one = draw(1, heads, length, dim), _View(draw(1, 1, length, dim), "value")
+    shapes, query = _Shapes(), _View(q, "query")
+    call = _Call(variant=_text(variant, "variant"), query=query.pointer, key=one.pointer, value=one.pointer)
+    _check(_heed.heed_shapes_of(byref(call), byref(shapes)))
+    k, v = (draw(1, shapes.out[1], length, dim) for _ in range(2))
+    options = parameters(variant, q, v)
+    if shapes.extra[3] > 0:
+        options["extra"] = draw(*shapes.extra)
+    return (q, k, v), options
+
+
+def compare(names=None, *, heads=4, length=512, dim=64, causal=True, dtype=np.float32, threads=1, turns=7):
+    """What variants cost, as a table on standard output: milliseconds of forward and backward, the medians of calls by turns,
+    and how many times those of the first variant they are. Returns the rows, (name, forward, ratio, backward, ratio).
+
+    names     of variants(), all of them without it
+    heads     of queries (1, heads, length, dim), and of keys and values; some variants join the heads of queries by two
+    threads   of each call; 0: as set_threads() says
+    """
+    names = list(variants() if names is None else names)
+    rng, problems, times = np.random.default_rng(1), {}, {name: ([], []) for name in names}
+    for name in names:
+        problems[name] = _problem(name, heads, length, dim, dtype, rng)
+    for turn in range(_whole(turns, "turns", 1, 10**6) + 1):
+        for name, (inputs, options) in problems.items():
+            begin = time.perf_counter()
+            call = forward(*inputs, name, causal=causal, threads=threads, **options)
+            middle = time.perf_counter()
+            backward(call, np.ones_like(call.out))
+            if turn > 0:  # the first one warms up
+                times[name][0].append(1e3 * (middle - begin))
+                times[name][1].append(1e3 * (time.perf_counter() - middle))
+    rows = []
+    for name in names:
+        there, back = (float(np.median(of)) for of in times[name])
+        first = rows[0] if rows else (name, there, 1.0, back, 1.0)
+        rows.append((name, there, there / first[1], back, back / first[3]))
+    print("%-22s %10s %7s %11s %7s" % ("variant", "forward ms", "times", "backward ms", "times"))
+    for row in rows:
+        print("%-22s %10.3f %7.2f %11.3f %7.2f" % row)
+    return rows

@@ -360,8 +360,8 @@ int heed_threads(void);
 // processors, in a container no more than its CPU quota.
 int heed_set_threads(int threads);
 
-// The instruction set in use: "x86-64-v4" (AVX-512), "x86-64-v3" (AVX2) or "x86-64-v2", the highest
-// that this processor has; "native" in a library for other processors.
+// The instruction set in use: "x86-64-v4" (AVX-512), "x86-64-v3" (AVX2) or "x86-64-v2", or on 64-bit Arm
+// "armv8.2-a+bf16" or "armv8-a", the highest that this processor has; "native" in a library for other processors.
 const char* heed_instructions(void);
 // Chooses another instruction set that this processor has, for calls that begin later; NULL for the
 // highest. heed_backward() uses that of its heed_forward(). The last bits of results depend on it.

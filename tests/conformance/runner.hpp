@@ -193,10 +193,10 @@ template <class T, Needs needs, class Op>
   return runner;
 }
 
-// Those of the runners whose names stand in the environment's HEED_VARIANTS, "sdpa,dar"; all of them where it is not set. An
+// The runners whose names stand in the environment's HEED_VARIANTS, "sdpa,dar"; all of them where it is not set. An
 // emulated processor takes a hundred times as long.
 template <class T>
-[[nodiscard]] std::vector<Runner<T>> those_asked_for(std::vector<Runner<T>> all) {
+[[nodiscard]] std::vector<Runner<T>> asked_for(std::vector<Runner<T>> all) {
   if (const char* const names = std::getenv("HEED_VARIANTS"))
     std::erase_if(all, [list = "," + std::string(names) + ","](const Runner<T>& runner) {
       return list.find("," + std::string(runner.name) + ",") == std::string::npos;
@@ -217,7 +217,7 @@ template <class T, Needs needs = Needs{}>
     all.push_back(make_runner<T, needs>(variant, per_head));
   };
   heed::for_each_variant<T>(g, add, {.prototypes = 3});
-  return those_asked_for(std::move(all));
+  return asked_for(std::move(all));
 }
 
 namespace detail {
@@ -265,13 +265,13 @@ template <class T, Needs needs = Needs{}>
     runner.lse_of_scores = false;
     runner.linear_rows = true;
   }
-  if (g.dim_qk != g.dim_v) return those_asked_for(std::move(all));
+  if (g.dim_qk != g.dim_v) return asked_for(std::move(all));
   // Most rows would halt at once, some not before the last step.
   add("dialectical-batch",
       moving_dialectical<T>(g, {.max_steps = 4, .halt_eps = 0.1, .halting = heed::Halting::batch}));
   add("dialectical-adaptive",
       moving_dialectical<T>(g, {.max_steps = 4, .halting = heed::Halting::adaptive}));
-  return those_asked_for(std::move(all));
+  return asked_for(std::move(all));
 }
 
 template <class T>

@@ -740,7 +740,7 @@ class Library(unittest.TestCase):
         best, wanted = heed.instructions(), heed.attention(q, k, v, "dar")
         with self.assertRaisesRegex(ValueError, "the library has no abacus, it has "):
             heed.use_instructions("abacus")
-        for name in ("x86-64-v2", "x86-64-v3", "x86-64-v4"):
+        for name in ("x86-64-v2", "x86-64-v3", "x86-64-v4", "armv8-a", "armv8.2-a+bf16"):
             try:
                 heed.use_instructions(name)
             except ValueError as error:

@@ -6,6 +6,7 @@
 // is compiled without -m flags: it runs on every processor, and chooses the table.
 
 #include <heed/c/table.hpp>
+#include <heed/core/system.hpp>
 
 #include <atomic>
 #include <charconv>
@@ -56,6 +57,8 @@ inline bool runs_x86_64_v4() {
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+#elif defined(__aarch64__)
+inline bool runs_armv8_2_a_bf16() { return heed::has_bfloat_products(); }
 #endif
 
 // The error of this thread's last call that failed.

@@ -16,7 +16,10 @@
 #include <unistd.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/mman.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace heed {
@@ -39,6 +42,20 @@ inline namespace HEED_ABI {
     return static_cast<std::size_t>(pages) * static_cast<std::size_t>(page);
 #endif
   return 0;
+}
+
+// True if this processor, a 64-bit Arm, has products of bfloat16 (FEAT_BF16).
+[[nodiscard]] inline bool has_bfloat_products() noexcept {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long bf16 = 1UL << 14;  // HWCAP2_BF16 of Linux
+  return (::getauxval(AT_HWCAP2) & bf16) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  int has = 0;
+  std::size_t size = sizeof has;
+  return ::sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has == 1;
+#else
+  return false;
+#endif
 }
 
 // Bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB.

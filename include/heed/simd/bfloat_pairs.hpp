@@ -50,7 +50,7 @@ inline constexpr bool kHasPairProducts = true;
 inline constexpr bool kHasPairProducts = false;
 #endif
 #if defined(__aarch64__)
-inline constexpr const char* kPairProductsFlag = "-march=armv8.6-a";
+inline constexpr const char* kPairProductsFlag = "-march=armv8.2-a+bf16";
 #else
 inline constexpr const char* kPairProductsFlag = "-mavx512bf16";
 #endif
