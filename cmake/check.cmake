@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds everything and runs all tests, from any directory; the last line says `N passed, N failed`:
 #   cmake -P cmake/check.cmake [-- CMAKE_ARGUMENT...]      e.g. -- -DHEED_SANITIZE=address,undefined
+# For another machine, with -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake, it builds the library's own tests in build/aarch64/,
+# and runs those that need no program, Python, libtorch or MPI.
 cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 heed_forwarded_arguments(arguments)
-heed_configure(-DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCH=ON -DHEED_BUILD_EXAMPLES=ON ${arguments})
+set(programs ON)
+set(chosen "")
+if("${arguments}" MATCHES "CMAKE_TOOLCHAIN_FILE(:[A-Z]+)?=([^;]+)")
+  cmake_path(GET CMAKE_MATCH_2 STEM machine)
+  string(APPEND HEED_BUILD "/${machine}")
+  set(programs OFF)
+  set(chosen -L portable)
+endif()
+heed_configure(-DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCH=${programs} -DHEED_BUILD_EXAMPLES=${programs} ${arguments})
 
 # A program that does not compile must not hide others: everything else is built, and its tests
 # count as failed.
@@ -17,7 +27,7 @@ heed_build(build_result HEED_TO_TERMINAL -- ${keep_going})
 
 execute_process(
   COMMAND "${CMAKE_CTEST_COMMAND}" --test-dir "${HEED_BUILD}" --output-on-failure --no-tests=error
-          --parallel ${HEED_JOBS}
+          --parallel ${HEED_JOBS} ${chosen}
   RESULT_VARIABLE test_result OUTPUT_VARIABLE output ECHO_OUTPUT_VARIABLE)
 
 # ctest counts a skipped test as passed.
