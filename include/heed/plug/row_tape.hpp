@@ -194,9 +194,13 @@ class RowTape {
     return is_hidden(block_->scores[0].load(j, vector_));
   }
 
+  // The loops below take an expression by reference and copy it: an argument on the stack may lie where clang 14 aligns it less
+  // than its packs need.
+
   // Writes the result of a formula, the weights, over the scores.
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void write_weights(X e) const {
+  [[gnu::noinline, gnu::flatten]] void write_weights(const X& x) const {
+    X e = x;
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) {
           block_->scores[0].store(j, vector_, zero_where(hidden(j), e.value(j)));
@@ -300,13 +304,15 @@ class RowTape {
     return {{{this, values, W, recording_ ? new_column() : nullptr}, -1}};
   }
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void keep_values(X e, ColumnNode<Real> column) const {
+  [[gnu::noinline, gnu::flatten]] void keep_values(const X& x, ColumnNode<Real> column) const {
+    X e = x;
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) { store(column, j, e.value(j)); });
   }
   // d e_j += dy_j. The last operation of the expression reads its own value from memory.
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void reverse_kept(X e, ColumnNode<Real> column) const {
+  [[gnu::noinline, gnu::flatten]] void reverse_kept(const X& x, ColumnNode<Real> column) const {
+    X e = x;
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) {
           const P g = P::load(column.adjoints + j * W);
@@ -325,7 +331,8 @@ class RowTape {
         });
   }
   template <class X>
-  [[gnu::noinline, gnu::flatten]] P sum_of(X e) const {
+  [[gnu::noinline, gnu::flatten]] P sum_of(const X& x) const {
+    X e = x;
     P total = Real(0);
     for (Index first = 0; first < keys_; first += kRun) {
       e.begin();
@@ -338,7 +345,8 @@ class RowTape {
   }
   // d e_j += dr where the pair is visible.
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void reverse_sum(X e, P g) const {
+  [[gnu::noinline, gnu::flatten]] void reverse_sum(const X& x, P g) const {
+    X e = x;
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) {
           (void)e.value(j);
@@ -358,7 +366,8 @@ class RowTape {
     }
   }
   template <bool back, class X>
-  [[gnu::noinline, gnu::flatten]] void add_up(X e, ColumnNode<Real> column) const {
+  [[gnu::noinline, gnu::flatten]] void add_up(const X& x, ColumnNode<Real> column) const {
+    X e = x;
     e.begin();
     in_order<back>([&](Index j, P total, P & part) __attribute__((always_inline)) {
       part += zero_where(hidden(j), e.value(j));
@@ -367,7 +376,8 @@ class RowTape {
   }
   // y_j = sum over k behind (before) j of e_k: d e_k += sum over j before (behind) k of dy_j
   template <bool back, class X>
-  [[gnu::noinline, gnu::flatten]] void reverse_running(X e, ColumnNode<Real> column) const {
+  [[gnu::noinline, gnu::flatten]] void reverse_running(const X& x, ColumnNode<Real> column) const {
+    X e = x;
     e.begin();
     in_order<!back>([&](Index j, P total, P & part) __attribute__((always_inline)) {
       part += P::load(column.adjoints + j * W);
@@ -377,7 +387,8 @@ class RowTape {
     e.finish();
   }
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void multiply_up(X e, ColumnNode<Real> column) const {
+  [[gnu::noinline, gnu::flatten]] void multiply_up(const X& x, ColumnNode<Real> column) const {
+    X e = x;
     P product = Real(1);
     e.begin();
     for (Index j = keys_; j-- > 0;) {
@@ -387,7 +398,8 @@ class RowTape {
   }
   // y_j = prod over k behind j of e_k: d e_k += y_k a_k,   a_k = sum over j before k of dy_j prod over i between of e_i
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void reverse_products(X e, ColumnNode<Real> column) const {
+  [[gnu::noinline, gnu::flatten]] void reverse_products(const X& x, ColumnNode<Real> column) const {
+    X e = x;
     P a = Real(0);
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) {
@@ -406,7 +418,8 @@ class RowTape {
     }
   }
   template <class X>
-  [[gnu::noinline, gnu::flatten]] P largest_of(X e) const {
+  [[gnu::noinline, gnu::flatten]] P largest_of(const X& x) const {
+    X e = x;
     if (keys_ == 0) return Real(0);
     if constexpr (std::is_same_v<X, ColumnNode<Real>>)
       if (e.map >= 0) return row_top(*block_, std::size_t(e.map), vector_);
@@ -417,7 +430,8 @@ class RowTape {
     return zero_where(is_hidden(top), top);
   }
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void reverse_weights(X e) const {
+  [[gnu::noinline, gnu::flatten]] void reverse_weights(const X& x) const {
+    X e = x;
     const LaneTile<Real> weights = block_->weights, dweights = block_->dweights;
     for_runs(
         e, keys_, [&](Index j) __attribute__((always_inline)) {
