@@ -30,14 +30,16 @@ namespace system_files {
 // Paths are given as std::filesystem::path::c_str() gives them.
 #if defined(_WIN32)
 using PathChar = wchar_t;
+using Mode = unsigned;
 #else
 using PathChar = char;
+using Mode = mode_t;
 #endif
 
 struct Status {
   bool regular = false, named = false;  // named: no process has removed it
   std::uint64_t size = 0;               // in bytes
-  unsigned mode = 0;                    // permission bits
+  Mode mode = 0;                        // permission bits
 };
 
 #if defined(_WIN32)
@@ -70,7 +72,7 @@ inline int close(int descriptor) { return _close(descriptor); }
   return _write(descriptor, from, unsigned(bytes));
 }
 [[nodiscard]] inline bool sync(int descriptor) { return _commit(descriptor) == 0; }
-[[nodiscard]] inline bool set_mode(int, unsigned) { return true; }
+[[nodiscard]] inline bool set_mode(int, Mode) { return true; }
 [[nodiscard]] inline int open_folder(const PathChar*) { return -1; }
 [[nodiscard]] inline bool status_of(int descriptor, Status& to) {
   struct _stat64 found {};
@@ -141,12 +143,14 @@ inline int close(int descriptor) { return ::close(descriptor); }
     if (errno != EINTR) return false;
   return true;
 }
-[[nodiscard]] inline bool set_mode(int descriptor, unsigned mode) {
-  return ::fchmod(descriptor, static_cast<mode_t>(mode)) == 0;
+[[nodiscard]] inline bool set_mode(int descriptor, Mode mode) {
+  return ::fchmod(descriptor, mode) == 0;
 }
 [[nodiscard]] inline Status status_of(const struct stat& found) {
-  return {S_ISREG(found.st_mode), found.st_nlink > 0, std::uint64_t(found.st_size),
-          unsigned(found.st_mode) & 0777U};
+  Status status{S_ISREG(found.st_mode), found.st_nlink > 0, std::uint64_t(found.st_size),
+                found.st_mode};
+  status.mode &= 0777;
+  return status;
 }
 [[nodiscard]] inline bool status_of(int descriptor, Status& to) {
   struct stat found {};

@@ -82,7 +82,7 @@ class File {
   }
 
   // mode: permission bits, as Status has them.
-  void set_mode(unsigned mode) {
+  void set_mode(system_files::Mode mode) {
     if (!system_files::set_mode(descriptor_, mode))
       fail_file(reported_, "cannot set the mode", errno);
   }
