@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 10830,
     "files behind heed/attention.hpp": 130,
     "lines behind heed/attention.hpp": 22340,
-    "lines of all headers": 48230,
+    "lines of all headers": 48240,
     "lines of README.md": 150,
 }
 
