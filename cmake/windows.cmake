@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles for Windows on x86-64 on another machine, and runs the programs in Wine (Debian: g++-mingw-w64-x86-64-posix, wine64):
 #   cmake -P cmake/check.cmake -- -DCMAKE_TOOLCHAIN_FILE=cmake/windows.cmake
-# -DCMAKE_CXX_COMPILER=clang++-19 takes clang, with the libraries of Debian's g++; it compiles for AVX, too.
+# -DCMAKE_CXX_COMPILER=clang++-19 takes clang, with the libraries of Debian's g++; it compiles for AVX, too, which the
+# environment's CXXFLAGS=-march=x86-64-v3 asks for.
 set(CMAKE_SYSTEM_NAME Windows)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 foreach(language IN ITEMS C CXX)
   set(CMAKE_${language}_COMPILER_TARGET x86_64-w64-windows-gnu)
   # Packages of headers alone are this machine's. The folder has its C library as well, so that it is searched last.
   set(CMAKE_${language}_FLAGS_INIT "-pthread -idirafter /usr/include")
-  set(CMAKE_${language}_STANDARD_INCLUDE_DIRECTORIES "")
   list(APPEND CMAKE_${language}_IMPLICIT_INCLUDE_DIRECTORIES /usr/include)
 endforeach()
+set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_FILE}")  # once more behind project(), which finds such folders
 if(NOT CMAKE_CXX_COMPILER)
   set(CMAKE_CXX_COMPILER x86_64-w64-mingw32-g++-posix)
 endif()
