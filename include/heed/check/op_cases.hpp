@@ -57,8 +57,9 @@ inline std::string OpReport::summary() const {
     wrong += one.second.failed;
     if (!one.second.passed) ++failed;
   }
-  std::stable_sort(sorted.begin(), sorted.end(), [](const Case* a, const Case* b) {
-    return a->second.worst_error > b->second.worst_error;
+  std::sort(sorted.begin(), sorted.end(), [](const Case* a, const Case* b) {
+    const double of_a = a->second.worst_error, of_b = b->second.worst_error;
+    return of_a != of_b ? of_a > of_b : a < b;
   });
   std::ostringstream lines;
   lines.precision(2);
