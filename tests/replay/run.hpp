@@ -225,7 +225,8 @@ class FloatCheck {
     return error;
   }
 
-  // `nearby` gives the naive loop's error in inputs close by, which counts where its own does not suffice.
+  // `nearby` gives the naive loop's largest error in inputs close by. Where its own error, times the factor, does not
+  // suffice, the engine may be as wrong as that, and no more.
   void judge(
       const std::string& name, const std::vector<float>& got, const std::vector<double>& want,
       const std::vector<float>& naive, double factor, double terms = 0,
@@ -233,11 +234,8 @@ class FloatCheck {
     const double top = Report::largest(want);
     const double rule = 4 * eps_ * (16 + 4 * s_) * top + 16 * eps_ * terms;
     // Sums of both signs may cancel to nothing: 5e-6 absolute, as the oracle's notes advise.
-    const auto allowed_by = [&](double naive_error) {
-      return std::max({rule, factor * naive_error + 4 * eps_ * top, 5e-6});
-    };
-    double allowed = allowed_by(largest_error(naive, want));
-    if (largest_error(got, want) > allowed) allowed = std::max(allowed, allowed_by(nearby()));
+    double allowed = std::max({rule, factor * largest_error(naive, want) + 4 * eps_ * top, 5e-6});
+    if (largest_error(got, want) > allowed) allowed = std::max(allowed, nearby() + 4 * eps_ * top);
     report_.rounded(name, got, want, std::vector<double>(want.size(), allowed));
   }
 

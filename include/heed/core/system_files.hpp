@@ -74,16 +74,19 @@ inline int close(int descriptor) { return _close(descriptor); }
 [[nodiscard]] inline bool sync(int descriptor) { return _commit(descriptor) == 0; }
 [[nodiscard]] inline bool set_mode(int, Mode) { return true; }
 [[nodiscard]] inline int open_folder(const PathChar*) { return -1; }
+[[nodiscard]] inline Status status_of(const struct _stat64& found) {
+  return {(found.st_mode & _S_IFMT) == _S_IFREG, true, std::uint64_t(found.st_size), 0};
+}
 [[nodiscard]] inline bool status_of(int descriptor, Status& to) {
   struct _stat64 found {};
   if (_fstat64(descriptor, &found) != 0) return false;
-  to = {(found.st_mode & _S_IFMT) == _S_IFREG, true, std::uint64_t(found.st_size), 0};
+  to = status_of(found);
   return true;
 }
 [[nodiscard]] inline bool status_of(const PathChar* path, Status& to) {
   struct _stat64 found {};
   if (_wstat64(path, &found) != 0) return false;
-  to = {(found.st_mode & _S_IFMT) == _S_IFREG, true, std::uint64_t(found.st_size), 0};
+  to = status_of(found);
   return true;
 }
 inline void remove(const PathChar* path) { (void)_wunlink(path); }

@@ -240,7 +240,7 @@ struct BackwardShared : DerivedSums<Real> {
   bool sums_queries;           // is the gradient of query a sum over heads or maps?
   Turnstiles tiles;            // [family][tile]
   DerivedSums<Real> tangents;  // where they move
-  // Of what normaliser and readout read of tokens, [batch][head][query or key][inputs].
+  // Gradients of what normaliser and readout read of tokens, [batch][head][query or key][inputs].
   std::vector<Real> dnormaliser_query, dnormaliser_key, dreadout_query;
 
   BackwardShared(const CallContext<Real>& c, const OpVjps<Real>& of_op,

@@ -50,8 +50,8 @@ template <class Real>
 using VectorOf = typename Pack<Real>::Vector;
 
 #if defined(__aarch64__)
-// x in lane 0 of a vector, from which a product takes it. Compilers would load x to every lane, which keeps one of the
-// units busy that multiply: four fifths of the speed of this load.
+// x in lane 0 of a vector, from which a product takes it. clang would load x to every lane, which takes a turn of a unit that
+// multiplies: four fifths of the speed of this load, by a model of the processor.
 template <class Vector, class Element>
 [[nodiscard, gnu::always_inline]] inline Vector first_lane(const Element& x) {
   Vector lanes;
