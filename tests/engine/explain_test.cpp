@@ -136,3 +136,32 @@ TEST_CASE("remarks name what stands in the way of more speed") {
   CHECK(rows.threads_from == heed::thread_count(0).source);
   CHECK(rows.text().find("- the normaliser needs whole rows") != std::string::npos);
 }
+
+TEST_CASE("backward keeps 64 threads busy, with few heads as with many") {
+  heed::Options many;
+  many.threads = 64;
+  const heed::ScaledDot<float> op;
+  const heed::Dar<float> dar;
+  for (const Index heads : {1, 8, 64})
+    for (const auto& mask : {heed::Mask<float>{}, heed::causal<float>()}) {
+      INFO("heads " << heads << (mask.bands.empty() ? "" : ", causal"));
+      const Geometry g{1, heads, heads, heads, 8192, 8192, 64, 64};
+      CHECK(heed::explain(op, g, mask, Pass::backward, many).busy > 0.9);
+      CHECK(heed::explain(dar, g, mask, Pass::backward, many).busy > 0.9);
+    }
+  // Two workers and two heads, and one worker: nobody waits.
+  many.threads = 2;
+  CHECK(
+      heed::explain(op, Geometry{1, 2, 2, 2, 1024, 1024, 64, 64}, {}, Pass::backward, many).busy ==
+      1);
+  many.threads = 1;
+  CHECK(
+      heed::explain(op, Geometry{1, 1, 1, 1, 1024, 1024, 64, 64}, {}, Pass::backward, many).busy ==
+      1);
+  // Three of four: one worker has nothing to do while the other ends the third head.
+  many.threads = 2;
+  CHECK(heed::explain(op, Geometry{1, 3, 3, 3, 64, 64, 64, 64}, {}, Pass::backward, many).busy ==
+        0.75);
+  CHECK(mentions(heed::explain(op, Geometry{1, 3, 3, 3, 64, 64, 64, 64}, {}, Pass::backward, many),
+                 "workers compute 75 % of the time"));
+}

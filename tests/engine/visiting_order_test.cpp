@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which backward visits heads, and the order in which it adds their terms to the parameters.
+// The order in which backward visits heads, and the orders in which it adds their terms to rows of keys and to the parameters.
 
 #include "catch.hpp"
 
 #include <heed/core/random.hpp>
-#include <heed/engine/visiting_order.hpp>
+#include <heed/engine/ordered_sums.hpp>
 
 #include <set>
 #include <thread>
@@ -13,6 +13,8 @@
 
 using namespace heed;
 using heed::detail::OrderedSums;
+using heed::detail::Passage;
+using heed::detail::TileGates;
 using heed::detail::VisitingOrder;
 using heed::detail::Visits;
 
@@ -61,6 +63,85 @@ TEST_CASE("workers in any number take every group once, each family by rank") {
     }
 }
 
+TEST_CASE("visitors add to each strip of a tile in their order") {
+  using Sum = TileGates::Sum;
+  const CounterRandom random(11);
+  constexpr Index tiles = 5, tile_keys = 60;
+  for (const VisitingOrder& order : kOrders) {
+    // A few visitors add to nothing, some to a stretch of tiles.
+    const auto tiles_of = [&](const VisitingOrder::Visit& v) {
+      const std::uint64_t id = std::uint64_t(v.family * order.turns() + v.turn);
+      const Index from = Index(random.bits(2 * id) % tiles),
+                  to = from + Index(random.bits(2 * id + 1) % std::uint64_t(tiles + 1 - from));
+      return from < to ? KeyRange{from, to} : KeyRange{};
+    };
+    for (const int workers : {1, 2, 3, 5, 5, 5}) {
+      INFO("families " << order.families() << ", workers " << workers);
+      TileGates gates(order, tiles, tile_keys, workers);
+      // Turns of those who added, [family][tile][sum][key].
+      std::vector<std::vector<Index>> added(std::size_t(order.families() * tiles * 2 * tile_keys));
+      Visits visits(order);
+      run_workers(workers, [&](int) {
+        Passage passage(gates);
+        Index family = Visits::kNone;
+        while (const auto v = visits.next(family)) {
+          const KeyRange span = tiles_of(*v);
+          passage.begin(*v, span);
+          for (Index t = span.begin; t < span.end; ++t) {
+            passage.enter(t);
+            // Each third visitor adds to a part of the tile, each second one passes strips at once.
+            const Index skipped = v->turn % 3 == 0 ? 17 : 0;
+            for (const Sum sum : {Sum::keys, Sum::values})
+              passage.add(sum, {t * tile_keys + skipped, (t + 1) * tile_keys}, v->turn % 2 == 0,
+                          [&](const KeyRange& part) {
+                            const Index row = (v->family * tiles + t) * 2 + Index(sum);
+                            for (Index j = part.begin; j < part.end; ++j)
+                              added[std::size_t(row * tile_keys + skipped + j)].push_back(v->turn);
+                            std::this_thread::yield();
+                          });
+            passage.leave();
+          }
+        }
+      });
+      for (Index f = 0; f < order.families(); ++f)
+        for (Index t = 0; t < tiles; ++t)
+          for (Index j = 0; j < tile_keys; ++j) {
+            std::vector<Index> expected;
+            for (Index turn = 0; turn < order.turns(); ++turn) {
+              const KeyRange span = tiles_of(order.visit(f, turn));
+              if (span.begin <= t && t < span.end && (j >= 17 || turn % 3 != 0))
+                expected.push_back(turn);
+            }
+            for (Index sum = 0; sum < 2; ++sum)
+              CHECK(added[std::size_t(((f * tiles + t) * 2 + sum) * tile_keys + j)] == expected);
+          }
+    }
+  }
+}
+
+TEST_CASE("a visitor that adds to no tile of another's waits for nobody") {
+  const VisitingOrder order{1, 1, 4, 1, 1};
+  TileGates gates(order, 2, 12, 1);
+  std::vector<Passage> passages(4, Passage(gates));
+  const auto begin = [&](Index turn, const KeyRange& tiles) {
+    passages[std::size_t(turn)].begin(order.visit(0, turn), tiles);
+  };
+  const auto pass = [&](Index turn, Index tile) {
+    passages[std::size_t(turn)].enter(tile);
+    passages[std::size_t(turn)].leave();
+  };
+  begin(0, {0, 2});
+  begin(1, {0, 1});
+  begin(2, {1, 2});
+  begin(3, {0, 1});
+  // Had one of them to wait for a visitor that has still to come, the test would not end.
+  pass(0, 0);
+  pass(1, 0);
+  pass(3, 0);
+  pass(0, 1);
+  pass(2, 1);
+}
+
 TEST_CASE("ordered sums have the same bits for any number of workers") {
   const CounterRandom random(7);
   constexpr Index numbers = 3;
@@ -68,7 +149,7 @@ TEST_CASE("ordered sums have the same bits for any number of workers") {
     std::vector<double> expected;
     for (const int workers : {1, 2, 3, 4, 4, 4, 4}) {
       INFO("families " << order.families() << ", workers " << workers);
-      OrderedSums sums(order, workers, numbers);
+      OrderedSums sums(order, workers, OrderedSums::early_for(workers), numbers);
       Visits visits(order);
       run_workers(workers, [&](int w) {
         Index family = Visits::kNone;
@@ -77,7 +158,7 @@ TEST_CASE("ordered sums have the same bits for any number of workers") {
           for (std::uint64_t wait = random.bits(id + 1000 * std::uint64_t(w)) % 64; wait > 0;
                --wait)
             std::this_thread::yield();
-          sums.add(*v, [&](double* to) {
+          sums.add(*v, v->turn % 3 == 0, [&](double* to) {
             for (Index n = 0; n < numbers; ++n)
               to[n] += std::exp(20 * random.normal(id * numbers + std::uint64_t(n)));
           });
@@ -87,4 +168,17 @@ TEST_CASE("ordered sums have the same bits for any number of workers") {
       CHECK(sums.total() == expected);
     }
   }
+}
+
+TEST_CASE("a visitor leaves its terms and goes; one that must come in turn waits") {
+  const VisitingOrder order{1, 1, 3, 1, 1};
+  OrderedSums sums(order, 1, 2, 1);
+  const auto add = [&](Index turn, double term) {
+    sums.add(order.visit(0, turn), false, [&](double* to) { to[0] += term; });
+  };
+  add(1, -1e100);
+  add(2, 1);
+  CHECK(sums.total()[0] == 0);
+  add(0, 1e100);
+  CHECK(sums.total()[0] == 1);  // (1e100 - 1e100) + 1
 }

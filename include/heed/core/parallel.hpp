@@ -175,7 +175,19 @@ class Turnstiles {
       std::this_thread::yield();
     }
   }
-  void pass(Index gate) { passed_[std::size_t(gate)].fetch_add(1, std::memory_order_release); }
+  // Lets the next visitor in. Returns how many have passed now.
+  Index pass(Index gate) {
+    return passed_[std::size_t(gate)].fetch_add(1, std::memory_order_seq_cst) + 1;
+  }
+  // The same for a visitor `rank` that adds nothing behind the gate, by whoever comes first. Returns whether it was so, and the
+  // rank was next; else sets it to the number that have passed.
+  bool pass_for(Index gate, Index& rank) {
+    return passed_[std::size_t(gate)].compare_exchange_strong(rank, rank + 1,
+                                                              std::memory_order_seq_cst);
+  }
+  [[nodiscard]] Index passed(Index gate) const {
+    return passed_[std::size_t(gate)].load(std::memory_order_seq_cst);
+  }
   // After this call wait() throws where it would wait.
   void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 

@@ -53,7 +53,8 @@ class BackwardCall {
         keys_(op_, call.geometry, in_.key, nullptr, {}, in_.key_inputs),
         c_(make_context(op_, call.geometry, bound, in_, keys_, call.options,
                         plan_call<Real>(op_, call.geometry, bound, call.options, 0, true))),
-        shared_(c_, vjps_, given.saved, read(given, call.geometry.share), take_gradients()),
+        shared_(c_, vjps_, given.saved, read(given, call.geometry.share), take_gradients(),
+                resolve_threads(call.options.threads)),
         units_(c_.geometry.batch * c_.geometry.heads * shared_.order.groups),
         elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
   }
@@ -95,7 +96,7 @@ class BackwardCall {
   [[nodiscard, gnu::noinline]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
-  void abandon() { shared_.tiles.abandon(); }
+  void abandon() { shared_.gates.abandon(); }
   // A visit has ended. True of the one with which all have.
   [[nodiscard]] bool leave() { return left_.fetch_add(1, std::memory_order_acq_rel) + 1 == units_; }
 
@@ -207,7 +208,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
   OrderedSums sums(families,
                    on ? std::max<Index>(1, families.size())
                       : BackwardShared<Real>::places_for(workers, families.size()),
-                   ordered[0]->numbers());
+                   OrderedSums::early_for(workers), ordered[0]->numbers());
   if (on) sums.go_on(on->sums);
   // What derived values of keys add to the parameters, of each of several calls.
   std::vector<std::unique_ptr<PartGradient<Real>>> parts;
@@ -227,8 +228,7 @@ void run_backward(std::span<BackwardCall<Real>* const> calls, bool one_bias,
       [&](typename Call::Worker& worker, const VisitingOrder::Visit& visit) {
         if (takes_turns) bias.wait(visit.family, visit.call);
         worker.run(visit, sums);
-        // The last visitor passes all tiles behind the others of its family.
-        if (takes_turns && visit.turn + 1 == families.turns(visit.number)) bias.pass(visit.family);
+        if (takes_turns && sums.last_has_added(visit)) bias.pass(visit.family);
         // Where several calls run together, each is finished while its keys stand in cache.
         Call& call = *visited[std::size_t(visit.call)];
         if (!alone && call.leave())

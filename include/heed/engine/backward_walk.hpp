@@ -8,8 +8,8 @@
 //   dV += P dO     dK += dx Q      dQ += dx^T K
 //
 // Groups run in parallel; what they add to shared rows (dK, dV, bias and derived-value gradients) they add
-// tile by tile in a fixed order, each behind its turnstile: the first group of a family passes tile 0,
-// the second follows one tile behind. No buffer is reduced afterwards, no bit depends on the threads.
+// strip by strip of a tile in a fixed order, each behind its gate: the first group of a family passes the first strip,
+// the second follows one strip behind. No buffer is reduced afterwards, no bit depends on the threads.
 //
 // Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for derived values.
 
@@ -67,7 +67,7 @@ class BackwardWorker {
         bf16_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, true, scratch),
         c_(c),
         s_(shared),
-        work_(c_, scratch),
+        work_(c_, shared.gates, scratch),
         own_(shared.vjps),
         group_(c_) {
     if (c.pair_products) c_.bf16 = &bf16_;
@@ -92,9 +92,11 @@ class BackwardWorker {
     std::fill(dtable_, dtable_ + table_size(), Real(0));
     work_.products.forget();
     group_.move_to(visit.batch, visit.head, 1, visit.group);
+    const KeyRange tiles = readout_.uses_own_rows ? KeyRange{0, c_.plan.tiles} : group_.tiles();
+    work_.passage.begin(visit, tiles);
     for (My& my : group_.active()) {
       my.panel.load_queries();
-      my.gradients.begin(visit);
+      my.gradients.begin();
       load_output_gradient(my);
       if (traits_.streams)
         load_state(my);
@@ -103,16 +105,18 @@ class BackwardWorker {
     }
     // Invariant: behind tile t, the rows of dK and dV in tiles 0 ... t have all that this group and those before it
     // in the family add to them, and the lanes of dQ hold the sums over the keys of these tiles.
-    for (Index t = 0; t < c_.plan.tiles; ++t) {
+    for (Index t = tiles.begin; t < tiles.end; ++t) {
+      work_.passage.enter(t);
+      const bool once = group_.parts(t) == 1 && !readout_.uses_own_rows;
       group_.for_parts(t, [&](const KeyRange& keys) {
         for (My& my : group_.active()) my.tile = my.panel.tile(keys);
         const bool together = same_tile_for_all();
-        for (My& my : group_.active()) run_tile(my, t, together);
-        if (together) add_together(visit, t);
+        work_.leaves = once && (together || group_.active().size() == 1);
+        for (My& my : group_.active()) run_tile(my, together);
+        if (together) add_together();
       });
       for (My& my : group_.active()) my.gradients.add_own_rows(t);
-      s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.turn);
-      s_.tiles.pass(visit.gate(t, c_.plan.tiles));
+      work_.passage.leave();
     }
     for (My& my : group_.active()) {
       my.gradients.finish(own_, dtable_);
@@ -200,36 +204,39 @@ class BackwardWorker {
     return same;
   }
 
-  void run_tile(My& my, Index t, bool together) {
+  void run_tile(My& my, bool together) {
     if (my.tile.kind == TileKind::empty) return;
     if (traits_.streams)
-      my.gradients.add(t, my.tile, weigh_tile(my, my.tile, together), together);
+      my.gradients.add(my.tile, weigh_tile(my, my.tile, together), together);
     else
-      my.gradients.add(t, my.tile, weighed_part(my, my.tile.at), together);
+      my.gradients.add(my.tile, weighed_part(my, my.tile.at), together);
   }
 
   // dK += dscores^T Q, dV += weights^T dO over the queries of the group.
-  void add_together(const VisitingOrder::Visit& visit, Index t) {
-    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.turn);
+  void add_together() {
     const TilePlace& at = group_.first().tile.at;
     const Source& source = group_.first().panel.query[0].source();
     const Index lanes = c_.plan.lanes, active = Index(group_.active().size());
-    const auto add = [&](const auto& weights, const auto* rows, Index depth, Index columns,
-                         Real* sums, Index stride) {
+    const auto add = [&](TileGates::Sum sum, const auto& weights, const auto* rows, Index depth,
+                         Index columns, Real* sums, Index stride) {
       if (!sums) return;
       const Index padded = whole_vectors<Real>(columns);
-      if constexpr (std::is_same_v<decltype(rows), const BfloatPair*>)
-        c_.pair_products->add(at.keys, depth, columns, weights, rows, padded, sums, stride);
-      else
-        gemm_add(at.keys, depth, columns, weights, rows, padded, sums, stride);
+      work_.passage.add(sum, at.key_range(), work_.leaves, [&](const KeyRange& part) {
+        const auto own = weights.skip_rows(part.begin);
+        Real* to = sums + part.begin * stride;
+        if constexpr (std::is_same_v<decltype(rows), const BfloatPair*>)
+          c_.pair_products->add(part.size(), depth, columns, own, rows, padded, to, stride);
+        else
+          gemm_add(part.size(), depth, columns, own, rows, padded, to, stride);
+      });
     };
     const auto add_both = [&](const auto& dscores, const auto* q, const auto& weights,
                               const auto* dout, Index depth) {
       const auto dk = s_.key_rows(c_, at, 0, source);
-      add(dscores, q, depth, source.width, dk.data, dk.stride);
+      add(TileGates::Sum::keys, dscores, q, depth, source.width, dk.data, dk.stride);
       const TensorView<Real>& dv = s_.grads.value;
       if (dv.given())
-        add(weights, dout, depth, c_.geometry.dim_v,
+        add(TileGates::Sum::values, weights, dout, depth, c_.geometry.dim_v,
             dv.row(at.batch, c_.geometry.kv_head(at.head), at.key), dv.strides().row);
     };
     if constexpr (std::is_same_v<Real, float>)
@@ -335,9 +342,9 @@ class BackwardWorker {
     return tile;
   }
 
-  // Adds what the group gives to the parameters, and to rows of query that others add to, when it is its turn.
+  // Adds what the group gives to the parameters, and to rows of query that others add to.
   void commit(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
-    ordered.add(visit, [&](double* sums) {
+    ordered.add(visit, s_.sums_queries, [&](double* sums) {
       for (My& my : group_.active())
         if (s_.sums_queries) my.gradients.write_query_gradients();
       own_.add_to(sums);

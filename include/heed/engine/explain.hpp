@@ -7,6 +7,7 @@
 //   std::puts(heed::explain(op, geometry, mask).text().c_str());
 
 #include <heed/engine/doors.hpp>
+#include <heed/engine/schedule.hpp>
 
 #include <sstream>
 #include <string>
@@ -26,7 +27,9 @@ struct Explanation {
   int workers = 0;
   int threads = 0;           // at most so many workers
   std::string threads_from;  // who says so: Options::threads, OpenMP's default, a CPU quota, ...
-  Index scratch_bytes = 0;   // all workers, with derived values of keys and sums of gradients
+  double busy =
+      1;  // backward: share of the workers' time in which they compute, had each a processor of its own
+  Index scratch_bytes = 0;  // all workers, with derived values of keys and sums of gradients
   Index full_tiles = 0, partial_tiles = 0, skipped_tiles = 0;
   double visible_flops = 0;  // of the plain products, over the pairs in tiles that are not skipped
   double computed_flops =
@@ -71,11 +74,7 @@ void count_tiles(const CallContext<Real>& c, Pass pass, Explanation& e) {
           }
           ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
           e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
-          if (tile.at.rows <= kFewRows<Real>)
-            e.computed_flops += per_pair * double(tile.at.keys * tile.at.rows);
-          else
-            for (int v = 0; v < c.plan.vectors; ++v)
-              e.computed_flops += per_pair * double(tile.at.keys_of(v).size() * kLanes<Real>);
+          e.computed_flops += per_pair * computed_pairs<Real>(tile.at, c.plan.vectors);
         }
       }
 }
@@ -130,6 +129,9 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
     say("precision is mixed, but compiled without ", kPairProductsFlag,
         ": products of bfloat16 are put together from others, which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
+  if (e.busy < 0.9)
+    say("workers compute ", percent(e.busy),
+        " of the time, and else wait for their turn to add to the gradients of keys and values");
   if (e.workers < e.threads) {
     if (e.units < e.threads)
       say("there are fewer units of work than threads (", e.units, " of ", e.threads, ")");
@@ -174,7 +176,8 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
   Index worker = 0;
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
-    shared.emplace(c, vjps, saved, OutputGradientOperands<Real>{}, GradientOperands<Real>{});
+    shared.emplace(c, vjps, saved, OutputGradientOperands<Real>{}, GradientOperands<Real>{},
+                   threads.count);
     worker = scratch_elements<Real>(
         [&](Scratch<Real>& s) { return BackwardWorker<Real>(c, *shared, s); });
   } else {
@@ -192,6 +195,7 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
   }
   const Index bytes = worker * Index(sizeof(Real));
   e.workers = worker_count(options, g, e.units, bytes);
+  if (shared && e.workers > 1) e.busy = BackwardSchedule<Real>(c, *shared).busy(e.workers);
   e.scratch_bytes = e.workers * bytes + keys.bytes() + (shared ? shared->bytes(e.workers) : 0);
   if (e.units > 0) count_tiles(c, pass, e);
   remark(c, options, bytes, e);

@@ -149,11 +149,7 @@ class ForwardWorker {
 
   // The keys of tile t that some panel sees.
   [[nodiscard]] KeyRange seen_keys(Index t) {
-    KeyRange seen{c_.geometry.len_kv, 0};
-    for (const My& my : active()) {
-      seen.begin = std::min(seen.begin, my.panel.seen_by_any.begin);
-      seen.end = std::max(seen.end, my.panel.seen_by_any.end);
-    }
+    const KeyRange& seen = group_.seen();
     return {std::max(seen.begin, t * c_.plan.tile), std::min(seen.end, (t + 1) * c_.plan.tile)};
   }
   void load_tile(const TileOfRows<Real>& rows, Index t) {

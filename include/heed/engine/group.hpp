@@ -29,6 +29,7 @@ class PanelGroup {
   // them, those at hand are active, in the parts of tiles of the whole group.
   void move_to(Index b, Index first_head, Index heads, Index group) {
     active_ = 0;
+    seen_ = {c_.geometry.len_kv, 0};
     const Index panels = c_.plan.panels, first = group * c_.plan.group,
                 end = std::min(first + c_.plan.group, heads * panels);
     for (Index item = first; item < end; ++item) {
@@ -38,13 +39,24 @@ class PanelGroup {
       core_ = item == first
                   ? seen
                   : KeyRange{std::max(core_.begin, seen.begin), std::min(core_.end, seen.end)};
-      if (c_.holds(item % panels)) ++active_;
+      if (!c_.holds(item % panels)) continue;
+      ++active_;
+      seen_.begin = std::min(seen_.begin, panel.seen_by_any.begin);
+      seen_.end = std::max(seen_.end, panel.seen_by_any.end);
     }
   }
+  // The keys that some query of the panels at hand sees, and the tiles that have them.
+  [[nodiscard]] const KeyRange& seen() const { return seen_; }
+  [[nodiscard]] KeyRange tiles() const { return tiles_of(c_.plan, seen_); }
   // body(keys) for the parts of tile t: its core, the keys that all queries of the group see, and what lies beside.
   template <class Body>
   void for_parts(Index t, Body&& body) const {
     detail::for_parts(c_.plan, t, c_.geometry.len_kv, core_, body);
+  }
+  [[nodiscard]] int parts(Index t) const {
+    int count = 0;
+    for_parts(t, [&](const KeyRange&) { ++count; });
+    return count;
   }
   // body(my, tile) for all parts of tile t and all panels; of kind empty for those that see nothing of it.
   template <class Body>
@@ -59,6 +71,7 @@ class PanelGroup {
   FixedList<My> panels_;
   Index active_ = 0;
   KeyRange core_;  // keys that all queries of the group see
+  KeyRange seen_;
 };
 
 }  // namespace detail

@@ -17,7 +17,7 @@
 // a panel's queries by QuerySums, that of keys at the end by DerivedKeys::chain(). Rows that are transformed need dQ and dK, too.
 //
 // With dropout, X and X. are dropped, and so are the w and w. that are summed into dV. What panels add to shared rows they
-// add tile by tile in the order of backward, behind the same turnstiles.
+// add tile by tile in the order of backward, behind the same gates.
 //
 // Memory  per worker as in backward; O(len) for out., lse. and the gradients of key features with their tangents.
 
@@ -64,7 +64,8 @@ class HvpWorker {
         tangents_(c, jvps.score, d, panel_.query[0], scratch),
         queries_(c, scratch),
         products_(c, scratch),
-        positions_(c.keys.positions(), scratch) {
+        positions_(c.keys.positions(), scratch),
+        passage_(shared.gates) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index dim_qk = c.geometry.dim_qk, dim_v = c.geometry.dim_v;
     const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
@@ -93,25 +94,27 @@ class HvpWorker {
     products_.forget();
     positions_.begin();
     panel_.move_to(visit.batch, visit.head, visit.group);
+    const KeyRange tiles = tiles_of(c_.plan, panel_.seen_by_any);
+    passage_.begin(visit, tiles);
     panel_.load_queries();
     tangents_.load(panel_.place);
     load();
     // Invariant: behind tile t, the rows of dK. and dV. in tiles 0 ... t have all that this panel and those before it in
     // the family add to them, and queries_ holds the sums over the keys of these tiles.
-    for (Index t = 0; t < c_.plan.tiles; ++t) {
+    for (Index t = tiles.begin; t < tiles.end; ++t) {
+      passage_.enter(t);
       for_parts(c_.plan, t, c_.geometry.len_kv, panel_.seen_by_all, [&](const KeyRange& keys) {
         const PanelTile tile = panel_.tile(keys);
-        if (tile.kind != TileKind::empty) run_tile(visit, t, tile);
+        if (tile.kind != TileKind::empty) run_tile(tile);
       });
-      wait(visit, t);
-      s_.tiles.pass(visit.gate(t, c_.plan.tiles));
+      passage_.leave();
     }
     queries_.finish(panel_.place, tangents_, hvps_, s_, *own_.score);
     if (traits_.has_table) multiply_table();
     if (!s_.sums_queries) write_query_gradients();
     if (traits_.has_positions)
       s_.vjps.score.add_positions(visit.head, positions_.finish().data(), *own_.score);
-    ordered.add(visit, [&](double* sums) {
+    ordered.add(visit, s_.sums_queries, [&](double* sums) {
       if (s_.sums_queries) write_query_gradients();
       own_.add_to(sums);
       double* to = sums + s_.first_table() + visit.head * table_size();
@@ -124,9 +127,6 @@ class HvpWorker {
     if (s_.grads.query.given()) queries_.write(panel_.place, tangents_.source(), s_);
   }
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
-  void wait(const VisitingOrder::Visit& visit, Index t) const {
-    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.turn);
-  }
 
   void load() {
     const TilePlace& place = panel_.place;
@@ -173,7 +173,7 @@ class HvpWorker {
     q_tangent_.copy(rows, c_.plan.lanes, c_.row_factor());
   }
 
-  void run_tile(const VisitingOrder::Visit& visit, Index t, const PanelTile& tile) {
+  void run_tile(const PanelTile& tile) {
     const TilePlace& at = tile.at;
     const auto part = [&](const LaneTile<Real>& of) { return of.part(0, at.keys); };
     products_.begin(panel_, tile);
@@ -181,7 +181,7 @@ class HvpWorker {
     pulls(tile);
     weigh(at);
     if (s_.grads.bias.given()) {
-      wait(visit, t);
+      passage_.wait();
       products_.add_bias(part(dscore_tangents_), s_.grads.bias);
     }
     if (!c_.plain())
@@ -203,7 +203,7 @@ class HvpWorker {
     if (tangents_.keys_move())
       products_.add_lanes(tangents_.key_tangents(at), dscores_, dq_tangent);
     if (traits_.has_transform) products_.add_lanes(keys, dscores_, queries_.dq.value());
-    wait(visit, t);
+    passage_.wait();
     if (!c_.plain()) {
       const Index count = traits_.key_features, row = c_.keys.row(at.batch, at.head, 0, at.key);
       for (const auto& [lanes, sums] :
@@ -295,7 +295,7 @@ class HvpWorker {
 
   // to[key] += sum over lanes of weights[key][lane] of[lane]
   void add_rows(const LaneTile<Real>& weights, const PanelRows<Real>& of, Real* to, Index stride) {
-    products_.add_rows(weights, of, finite_ || !products_.hides(), to, stride);
+    products_.add_rows(weights, {0, weights.rows}, of, finite_ || !products_.hides(), to, stride);
   }
 
   // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
@@ -325,6 +325,7 @@ class HvpWorker {
   LaneTile<Real> states_;
   PanelProducts<Real> products_;
   PositionSums<Real> positions_;
+  Passage passage_;
   LaneTile<Real> dots_, dot_tangents_, weights_, weight_tangents_, dscores_, dscore_tangents_,
       pull_tangents_;                         // [tile][lanes]
   LaneTile<Real> dout_, dout_tangent_, out_;  // [dim_v][lanes]
@@ -363,21 +364,23 @@ void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Rea
   walk_jvp(c, jvps, keys, d, moved, options);
 
   c.plan.group = 1;
-  BackwardShared<Real> shared(c, vjps, saved, {operands.out, operands.grad_out}, to, 2);
+  BackwardShared<Real> shared(c, vjps, saved, {operands.out, operands.grad_out}, to,
+                              resolve_threads(options.threads), 2);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const auto build = [&](Scratch<Real>& scratch) {
     return std::make_unique<Worker>(c, jvps, hvps, d, operands, shared, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
+  OrderedSums sums(shared.order, shared.places(workers), OrderedSums::early_for(workers),
+                   shared.numbers());
   set_zero<Real>({to.key, to.value, to.bias, shared.sums_queries ? to.query : TensorView<Real>()},
                  workers);
   run_visits<Real>(
       shared.order, workers, elements, sums,
       [&](Index, Scratch<Real>& scratch) { return build(scratch); },
       [&](Worker& worker, const VisitingOrder::Visit& visit) { worker.run(visit, sums); },
-      [&] { shared.tiles.abandon(); });
+      [&] { shared.gates.abandon(); });
   if (grad_op) shared.add_parameter_gradients(c, sums.total(), *grad_op);
   if (units > 0)
     keys.template chain<DualLanes<Real>>({hvps,

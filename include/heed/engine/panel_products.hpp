@@ -82,11 +82,13 @@ class PanelProducts {
         add_lane_product_guarded(own, of, strip.of(hidden), strip.vectors, at.rows, to, copy_);
     });
   }
-  // plainly: no pair needs a guard; else of.clean is made.
-  void add_rows(const LaneTile<Real>& weights, const PanelRows<Real>& of, bool plainly, Real* out,
-                Index stride) {
+  // For some keys of the tile, counted from its first, as `out` is. plainly: no pair needs a guard; else of.clean is made.
+  void add_rows(const LaneTile<Real>& weights, const KeyRange& keys, const PanelRows<Real>& of,
+                bool plainly, Real* out, Index stride) {
     const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : this->hidden();
-    for_strips(tile_.at, c_.plan.vectors, [&](const Strip& strip) {
+    for_strips(tile_.at, c_.plan.vectors, [&](Strip strip) {
+      strip.keys = {std::max(strip.keys.begin, keys.begin), std::min(strip.keys.end, keys.end)};
+      if (strip.keys.size() == 0) return;
       const Index first = strip.first_vector * kLanes<Real>;
       const Index count = std::min<Index>(strip.vectors * kLanes<Real>, of.rows.count - first);
       const LaneTile<Real> own = strip.of(weights);

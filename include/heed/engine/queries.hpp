@@ -116,6 +116,15 @@ struct PanelTile {
   bool hides_pairs;  // may the mask or a bias hide a pair of it?
 };
 
+// How many pairs the products of a tile take.
+template <class Real>
+[[nodiscard]] double computed_pairs(const TilePlace& at, int vectors) {
+  if (at.rows <= kFewRows<Real>) return double(at.keys * at.rows);
+  Index keys = 0;
+  for (int v = 0; v < vectors; ++v) keys += at.keys_of(v).size();
+  return double(keys * kLanes<Real>);
+}
+
 // A core of fewer keys is not worth a part of its own.
 inline constexpr Index kCoreKeys = 32;
 
@@ -130,6 +139,12 @@ inline void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& c
   if (tile.begin < from) body(KeyRange{tile.begin, from});
   body(KeyRange{from, to});
   if (to < tile.end) body(KeyRange{to, tile.end});
+}
+
+// The tiles that have some of these keys; none, 0 to 0, where there are none.
+[[nodiscard]] inline KeyRange tiles_of(const Plan& plan, const KeyRange& keys) {
+  if (keys.size() == 0) return {};
+  return {keys.begin / plan.tile, (keys.end + plan.tile - 1) / plan.tile};
 }
 
 template <class Real>

@@ -3,10 +3,10 @@
 
 // What one panel adds to the gradients, tile by tile: its own rows' gradients stay in lanes until the
 // panel is done; what it shares with other panels (dK, dV, bias, derived values) is added behind
-// turnstiles, in a fixed order.
+// gates, in a fixed order.
 
+#include <heed/engine/backward_shared.hpp>
 #include <heed/engine/panel_products.hpp>
-#include <heed/engine/visiting_order.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -132,9 +132,12 @@ struct TileScratch {
   BfloatPair *paired_weights, *paired_dscores, *paired_q, *paired_dout;
   // What the panels of a group, which are of one head, add to the table of positions.
   PositionSums<Real> positions;
+  Passage passage;
+  bool leaves =
+      false;  // does the panel at hand, or the group together, add to the tile for the last time?
 
-  TileScratch(const CallContext<Real>& c, Scratch<Real>& scratch)
-      : products(c, scratch), positions(c.keys.positions(), scratch) {
+  TileScratch(const CallContext<Real>& c, TileGates& gates, Scratch<Real>& scratch)
+      : products(c, scratch), positions(c.keys.positions(), scratch), passage(gates) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
     const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
     const Index queries = c.plan.group * lanes;
@@ -218,8 +221,7 @@ class PanelGradients {
   [[nodiscard]] const TokenRows<Real>& key_inputs() const { return dkey_inputs_; }
 
   // Starts the panel, whose queries must be loaded.
-  void begin(const VisitingOrder::Visit& visit) {
-    visit_ = visit;
+  void begin() {
     for (const auto& tile :
          {dquery_, down_key_, down_value_, dextra_, dreadout_inputs_, dnormaliser_inputs_})
       tile.fill(Real(0));
@@ -247,8 +249,6 @@ class PanelGradients {
     for (Map& map : maps_) map.q.clean_up();
   }
 
-  // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
-
   // Are the panel's products those of pairs of bfloat16?
   [[nodiscard]] bool in_bf16() const { return c_.in_bf16(panel_.place.rows); }
   // Do the sums over queries need no guard against what hidden pairs hold? Pairs that are not finite are left out of
@@ -257,31 +257,38 @@ class PanelGradients {
     return finite_ || !(tile.kind == TileKind::partial || c_.mask.has_bias() || in_bf16());
   }
 
+  // What is added to shared rows waits for the panel's turn at the tile's gates.
   // together: the worker adds to dK and dV for all panels of the group.
-  void add(Index t, const PanelTile& tile, const WeighedTile& weighed, bool together) {
+  void add(const PanelTile& tile, const WeighedTile& weighed, bool together) {
+    using Sum = TileGates::Sum;
     const TilePlace& at = tile.at;
-    const bool shares_bias = s_.grads.bias.given();
+    Passage& passage = work_.passage;
     work_.products.begin(panel_, tile);
-    if (shares_bias) {
-      wait(t);
+    if (s_.grads.bias.given()) {
+      passage.wait(Sum::keys);
       for (int m = 0; m < maps(); ++m)
         work_.products.add_bias(weighed.dscores[std::size_t(m)], s_.grads.bias);
+    }
+    if (dkey_inputs_.stride > 0) {
+      passage.wait(Sum::keys);
+      add_key_inputs(at);
     }
     for (int m = 0; m < maps(); ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<Real>& dscores = weighed.dscores[i];
       const int key_gradients = c_.plain() ? 0 : chain_scores(m, at, weighed.dots[i], dscores);
       add_to_queries(m, at, dscores);
-      if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_derived(m, at, key_gradients);
+      if (key_gradients > 0 || c_.keys.needs().rank > 0) {
+        passage.wait(Sum::keys);
+        add_derived(m, at, key_gradients);
+      }
       if (in_bf16()) pair_columns_of(dscores, work_.paired_dscores);
       if (!together) add_to_keys(m, tile, dscores);
     }
-    if (dkey_inputs_.stride > 0) add_key_inputs(at);
     if (in_bf16()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (s_.grads.value.given() && !together)
-      add_rows_or_pairs(weighed.weights, tile, dout_, piece_at(work_.paired_weights, first_pair()),
-                        paired_dout(),
+      add_rows_or_pairs(Sum::values, work_.leaves, weighed.weights, tile, dout_,
+                        piece_at(work_.paired_weights, first_pair()), paired_dout(),
                         s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                         s_.grads.value.strides().row);
   }
@@ -291,7 +298,7 @@ class PanelGradients {
     if (!c_.op.readout.traits.uses_own_rows) return;
     const TilePlace& place = panel_.place;
     if (place.query / c_.plan.tile != t) return;
-    wait(t);
+    work_.passage.wait();
     TilePlace own = place;
     own.head = c_.geometry.kv_head(place.head);
     add_unpacked_rows(down_key_, own, s_.grads.key);
@@ -338,7 +345,6 @@ class PanelGradients {
 
   // Where dscores stand for dL/d(factor q.k), rows and dQ carry the factor.
   [[nodiscard]] Real row_factor() const { return c_.row_factor(); }
-  void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.turn); }
 
   void copy_queries(int m) {
     Map& map = maps_[std::size_t(m)];
@@ -390,22 +396,27 @@ class PanelGradients {
                                    pairs + first_pair(), pair_stride());
   }
 
-  // out[key] += sum over lanes of weights[key][lane] rows[lane], as a product of pairs where the panel's are: `paired` and
-  // `paired_rows` hold both in pairs of lanes.
-  void add_rows_or_pairs(const LaneTile<Real>& weights, const PanelTile& tile,
-                         const PanelRows<Real>& of, const BfloatPair* paired,
+  // out[key] += sum over lanes of weights[key][lane] rows[lane], strip by strip of the keys; as a product of pairs where the panel's
+  // are: `paired` and `paired_rows` hold both in pairs of lanes.
+  void add_rows_or_pairs(TileGates::Sum sum, bool leaves, const LaneTile<Real>& weights,
+                         const PanelTile& tile, const PanelRows<Real>& of, const BfloatPair* paired,
                          const BfloatPair* paired_rows, Real* out, Index stride) {
-    if constexpr (std::is_same_v<Real, float>)
-      if (in_bf16()) {
-        c_.pair_products->add(weights.rows, pairs_of(of.rows.count), of.rows.columns,
-                              Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows,
-                              of.rows.stride, out, stride);
-        if (!finite_)
-          add_visible_rows(weights, work_.products.hidden(), of.rows, out, stride,
-                           [](auto x) { return rounded_to_bfloat(x); });
-        return;
-      }
-    work_.products.add_rows(weights, of, sums_plainly(tile), out, stride);
+    work_.passage.add(sum, tile.at.key_range(), leaves, [&](const KeyRange& part) {
+      if constexpr (std::is_same_v<Real, float>)
+        if (in_bf16()) {
+          Real* to = out + part.begin * stride;
+          c_.pair_products->add(
+              part.size(), pairs_of(of.rows.count), of.rows.columns,
+              Broadcast<BfloatPair>{paired + part.begin * pair_stride(), pair_stride(), 1},
+              paired_rows, of.rows.stride, to, stride);
+          if (!finite_)
+            add_visible_rows(weights.part(part.begin, part.size()),
+                             work_.products.hidden().part(part.begin, part.size()), of.rows, to,
+                             stride, [](auto x) { return rounded_to_bfloat(x); });
+          return;
+        }
+      work_.products.add_rows(weights, part, of, sums_plainly(tile), out, stride);
+    });
   }
 
   void add_to_queries(int m, const TilePlace& at, const LaneTile<Real>& dscores) {
@@ -422,8 +433,8 @@ class PanelGradients {
     const auto to = s_.key_rows(c_, tile.at, m, panel_.query[std::size_t(m)].source());
     if (!to.data) return;
     const Map& map = maps_[std::size_t(m)];
-    add_rows_or_pairs(dscores, tile, map.q, piece_at(work_.paired_dscores, first_pair()), map.pairs,
-                      to.data, to.stride);
+    add_rows_or_pairs(TileGates::Sum::keys, work_.leaves && m + 1 == maps(), dscores, tile, map.q,
+                      piece_at(work_.paired_dscores, first_pair()), map.pairs, to.data, to.stride);
   }
 
   // dscores become those of the dot products, by the score's vjp. Returns how many key features have gradients.
@@ -449,7 +460,7 @@ class PanelGradients {
     PanelRows<Real>& of = maps_[std::size_t(m)].projected;
     const bool plainly = !work_.products.hides() || all_finite(of.rows);
     if (!plainly) of.clean_up();
-    work_.products.add_rows(work_.dprojected.part(0, at.keys), of, plainly,
+    work_.products.add_rows(work_.dprojected.part(0, at.keys), {0, at.keys}, of, plainly,
                             s_.drows.data() + row * numbers + c_.keys.needs().transformed, numbers);
   }
   // Adds the gradients of the tile's key inputs to those that all panels of the head add to.
@@ -484,7 +495,6 @@ class PanelGradients {
   LaneTile<Real> dreadout_inputs_, dnormaliser_inputs_;
   TokenRows<Real> dkey_inputs_;  // of the keys that the panel sees
   PanelRows<Real> dout_;
-  VisitingOrder::Visit visit_;
   bool finite_ = true;  // are the panel's rows?
 };
 

@@ -34,6 +34,7 @@ struct TilePlace {
   // For each vector of queries: the range of keys, in the whole row, outside of which all its pairs are hidden.
   std::array<KeyRange, kPanelVectors> seen_by_vector = no_bounds();
 
+  [[nodiscard]] KeyRange key_range() const { return {key, key + keys}; }
   // Keys of the tile, counted from its first, that vector v is computed with.
   [[nodiscard]] KeyRange keys_of(int v) const {
     const KeyRange& seen = seen_by_vector[std::size_t(v)];
