@@ -31,8 +31,8 @@ BUDGETS = {
     "lines behind one op, both ways": 17320,
     "lines behind one op beside heed::engine": 10830,
     "files behind heed/attention.hpp": 132,
-    "lines behind heed/attention.hpp": 22610,
-    "lines of all headers": 48660,
+    "lines behind heed/attention.hpp": 22615,
+    "lines of all headers": 48665,
     "lines of README.md": 150,
 }
 
