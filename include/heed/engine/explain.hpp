@@ -129,6 +129,8 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
     say("precision is mixed, but compiled without ", kPairProductsFlag,
         ": products of bfloat16 are put together from others, which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
+  if (e.busy < 0.9)
+    say("workers wait for each other or for work ", percent(1 - e.busy), " of the time");
   if (e.workers < e.threads) {
     if (e.units < e.threads)
       say("there are fewer units of work than threads (", e.units, " of ", e.threads, ")");
@@ -193,10 +195,6 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
   const Index bytes = worker * Index(sizeof(Real));
   e.workers = worker_count(options, g, e.units, bytes);
   if (shared && e.workers > 1) e.busy = BackwardSchedule<Real>(c, *shared).busy(e.workers);
-  if (e.busy < 0.9)
-    e.remarks.push_back(
-        "workers compute " + std::to_string(int(100 * e.busy + 0.5)) +
-        " % of the time, and else wait for their turn to add to the gradients of keys and values");
   e.scratch_bytes = e.workers * bytes + keys.bytes() + (shared ? shared->bytes(e.workers) : 0);
   if (e.units > 0) count_tiles(c, pass, e);
   remark(c, options, bytes, e);
