@@ -129,8 +129,7 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
     say("precision is mixed, but compiled without ", kPairProductsFlag,
         ": products of bfloat16 are put together from others, which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
-  if (e.busy < 0.9)
-    say("workers wait for each other or for work ", percent(1 - e.busy), " of the time");
+  if (e.busy < 0.9) say("workers wait ", percent(1 - e.busy), " of the time");
   if (e.workers < e.threads) {
     if (e.units < e.threads)
       say("there are fewer units of work than threads (", e.units, " of ", e.threads, ")");
