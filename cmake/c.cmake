@@ -204,5 +204,5 @@ if(HEED_INSTALL)
                                                             ARCHIVE COMPONENT heed_c)
   install(FILES "${PROJECT_BINARY_DIR}/libheed.pc" DESTINATION "${heed_c_pc_dir}" COMPONENT heed_c)
   # It looks for libheed.so in the folder above its own.
-  install(FILES examples/python/heed.py DESTINATION "${CMAKE_INSTALL_LIBDIR}/heed" COMPONENT heed_c)
+  install(FILES examples/python/heed.py DESTINATION "${CMAKE_INSTALL_LIBDIR}/heed" COMPONENT heed_python)
 endif()

@@ -13,6 +13,9 @@ Arrays    q (batch, query_heads, len_q, dim_qk), k (batch, kv_heads, len_kv, dim
           Arrays are read where they lie: x.transpose(0, 2, 1, 3) of (batch, len, heads, dim) memory, slices and broadcasts
           cost no copy. An array that is reversed, or whose last axis is not dense (strided, transposed, Fortran order), is
           copied, it alone. `out` is never copied. Gradients are new arrays in C order. Masked arrays are refused.
+Tensors   of other libraries (PyTorch and all that offer DLPack) are read and written where they lie, in the memory of the
+          processor. Results are tensors of the same library: out, lse, steps and reports of that of q, each gradient of that
+          of what it is the gradient of. Their libraries see calls as functions without gradients: detach() what has some.
 Numbers   q decides: float64 computes with double, float32, float16 and bfloat16 with float. Each array of a call of floats
           may be float32, float16 or bfloat16; out and gradients have the type of q, or that of what they are gradients of.
           NumPy has no bfloat16: Bfloat16(bits) wraps an array of uint16, and arrays of ml_dtypes.bfloat16 are known.
@@ -24,19 +27,24 @@ Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in the f
           tree that this file is in, or where the system finds it. include/heed/c/README.md has the commands that build it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import operator
 import os
 import pathlib
 import signal
+import sys
 import threading
 import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
 
+from typing import Any, Callable, Iterable, Protocol, Sequence, Union
+
 import numpy as np
 
-__all__ = ["attention", "forward", "backward", "compare", "Cache", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
+__all__ = ["Array", "Tensor", "attention", "forward", "backward", "compare", "Cache", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
            "threads", "set_threads", "version", "instructions", "use_instructions"]
 
 
@@ -49,6 +57,10 @@ class _Tensor(ctypes.Structure):
 
 
 _TensorPointer = POINTER(_Tensor)
+
+
+class _ManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p)]
 
 
 class _Parameter(ctypes.Structure):
@@ -207,61 +219,127 @@ def _names(function):
     return names
 
 
-def version():
+def version() -> str:
     """The version of the library, such as "0.1.0"."""
     return _heed.heed_version().decode()
 
 
-def variants():
+def variants() -> list[str]:
     """The names of all variants."""
     return _names(_heed.heed_variant_name)
 
 
-def threads():
+def threads() -> int:
     """How many threads a call computes with unless it says otherwise."""
     return _heed.heed_threads()
 
 
-def set_threads(count):
+def set_threads(count: int) -> None:
     """Sets how many threads calls compute with; 0 for the default: OMP_NUM_THREADS, or all processors, of a
     container no more than its CPU quota."""
     _check(_heed.heed_set_threads(_whole(count, "threads", 0, _INT_MAX)))
 
 
-def instructions():
+def instructions() -> str:
     """The instruction set that computes, such as "x86-64-v3"."""
     return _heed.heed_instructions().decode()
 
 
-def use_instructions(name=None):
+def use_instructions(name: str | None = None) -> None:
     """Computes with another instruction set that this processor has, or with the highest."""
     _check(_heed.heed_use_instructions(None if name is None else name.encode()))
 
 
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
+class Tensor(Protocol):
+    """What offers its memory by DLPack, as tensors of PyTorch do."""
+
+    def __dlpack__(self, **options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
 class Bfloat16:
     """An array of bfloat16 numbers: `bits`, of uint16, are the upper halves of those of float32."""
 
-    def __init__(self, bits):
+    def __init__(self, bits: np.ndarray) -> None:
         if not isinstance(bits, np.ndarray) or bits.dtype != np.uint16:
             raise TypeError("heed.Bfloat16: bits is " + _kind(bits) + ", it must be an array of uint16")
         self.bits = bits
 
     @classmethod
-    def nearest(cls, numbers):
+    def nearest(cls, numbers: np.ndarray) -> Bfloat16:
         """The bfloat16 numbers nearest to those of an array."""
         wide = np.ascontiguousarray(_unmasked(numbers, "numbers"), np.float32).view(np.uint32)
         rounded = (wide + (0x7FFF + (wide >> 16 & 1))) >> 16
         return cls(np.where((wide & 0x7FFFFFFF) > 0x7F800000, wide >> 16 | 0x40, rounded).astype(np.uint16))
 
-    def numbers(self):
+    def numbers(self) -> np.ndarray:
         """The same numbers as float32."""
         return (self.bits.astype(np.uint32) << 16).view(np.float32)
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return self.bits.shape
+
+
+Array = Union[np.ndarray, Bfloat16, Tensor]  # what calls take, and return
+
+
+class _Lent:
+    """The memory of another library's tensor, for NumPy. It is given back with the capsule, when no array refers to this."""
+
+    _kinds = {0: "i", 1: "u", 2: "f", 4: "u", 6: "b"}  # bfloat16 as its bits
+
+    def __init__(self, capsule, name):
+        self.capsule = capsule
+        tensor = ctypes.cast(_pointer_of(capsule, b"dltensor"), POINTER(_ManagedTensor)).contents.tensor
+        self.bfloat16 = tensor.code == 4
+        if tensor.code not in self._kinds or tensor.lanes != 1 or tensor.bits % 8:
+            raise TypeError("heed: " + name + " has numbers of type code " + str(tensor.code) + " of DLPack, which heed does not read")
+        bytes_each, strides = tensor.bits // 8, None
+        if tensor.strides:
+            strides = tuple(bytes_each * stride for stride in tensor.strides[:tensor.ndim])
+        self.__array_interface__ = {
+            "version": 3, "shape": tuple(tensor.shape[:tensor.ndim]), "strides": strides,
+            "typestr": ("|" if bytes_each == 1 else "<" if sys.byteorder == "little" else ">") + self._kinds[tensor.code] + str(bytes_each),
+            "data": ((tensor.data or 0) + tensor.byte_offset, False)}
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = c_void_p, [ctypes.py_object, c_char_p]
+
+
+def _is_foreign(x):
+    return hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray)
+
+
+def _array_of(x, name):
+    """x itself, or the memory of another library's tensor as an array, without a copy."""
+    if not _is_foreign(x):
+        return x
+    device = x.__dlpack_device__()[0]
+    if device != 1:
+        raise TypeError("heed: " + name + " lies on a device of DLPack's type " + str(int(device)) + ", it must lie in the processor's memory, type 1")
+    try:
+        lent = _Lent(x.__dlpack__(), name)
+    except (BufferError, RuntimeError) as error:
+        raise TypeError("heed: " + name + " is " + _kind(x) + " that does not lend its memory: " + str(error)) from error
+    array = np.asarray(lent)
+    return Bfloat16(array) if lent.bfloat16 else array
+
+
+def _given_back(result, x):
+    """A result as a tensor of the library of x, in the same memory; an array where x is one."""
+    if result is None or not _is_foreign(x):
+        return result
+    names = (kind.__module__.partition(".")[0] for kind in type(x).__mro__)
+    library = next((sys.modules[name] for name in names if hasattr(sys.modules[name], "from_dlpack")), None)
+    if library is None:
+        raise TypeError("heed: the library of " + _kind(x) + " has no from_dlpack(), which makes results its tensors")
+    if isinstance(result, Bfloat16):
+        return library.from_dlpack(result.bits.view(np.int16)).view(x.dtype)
+    return library.from_dlpack(result)
 
 
 def _kind(x):
@@ -295,10 +373,11 @@ class _View:
     _codes = {"i": 0, "u": 1, "f": 2, "b": 6}
 
     def __init__(self, x, name, written=False):
-        _unmasked(x, name)
+        x = _array_of(_unmasked(x, name), name)
         if not isinstance(x, (np.ndarray, Bfloat16)):
             raise TypeError("heed: " + name + " is " + _kind(x) + ", it must be an array")
-        bfloat16 = _numbers_of(x) == "bfloat16"
+        self.numbers = _numbers_of(x)
+        bfloat16 = self.numbers == "bfloat16"
         array = x.bits if isinstance(x, Bfloat16) else x
         bytes_each = array.itemsize
         if not bfloat16 and array.dtype.kind not in self._codes:
@@ -352,7 +431,7 @@ def _number(value, name, wanted="a number"):
 
 
 def _list_of(kind, values, name):
-    values = np.asarray(_unmasked(values, name))
+    values = np.asarray(_array_of(_unmasked(values, name), name))
     wanted = np.float64 if kind is c_double else np.int64
     if kind is c_int64 and values.size:
         if values.dtype.kind not in "iuO":
@@ -416,8 +495,9 @@ class _Request:
                  documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
                  queries_at_end, query_inputs, key_inputs, packed, cache, parameters):
         self.variant = variant
-        self.arrays = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
-                                               ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
+        self.given = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
+                                              ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
+        self.arrays = {name: _array_of(x, name) for name, x in self.given.items()}
         self.views = {name: self.view(x, name) for name, x in self.arrays.items()}
         self.asked = None
         self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, allowed, documents, alibi, soft_cap, visible)
@@ -468,7 +548,7 @@ class _Request:
     def view(self, x, name, written=False):
         """A view of an array whose numbers can stand beside those of the query."""
         view = _View(x, name, written)
-        query, own = _numbers_of(self.arrays["query"]), _numbers_of(x)
+        query, own = _numbers_of(self.arrays["query"]), view.numbers
         fitting = ("float64", "float32", "float16", "bfloat16")
         if name != "query":
             fitting = fitting[:1] if query == "float64" else fitting[1:2] if name == "bias" else fitting[1:]
@@ -498,8 +578,8 @@ class _Request:
             struct.key_lengths, struct.key_length_count = _list_of(c_int64, key_lengths, "key_lengths")
         if allowed is not None:
             self.views["allowed"] = _View(allowed, "allowed")
-            if _numbers_of(allowed) not in ("bool", "uint8"):
-                raise ValueError("heed: allowed is " + _numbers_of(allowed) + ", it must be bool or uint8")
+            if self.views["allowed"].numbers not in ("bool", "uint8"):
+                raise ValueError("heed: allowed is " + self.views["allowed"].numbers + ", it must be bool or uint8")
             struct.allowed = self.views["allowed"].pointer
         if "bias" in self.views:
             struct.bias = self.views["bias"].pointer
@@ -541,7 +621,8 @@ def _parameters(given, variant):
     lists = {parameter.name for parameter in describe(variant) if parameter.kind == "list"} if given else ()
     views, structs = {}, []
     for name, value in given.items():
-        if isinstance(_unmasked(value, name), (list, tuple)):
+        value = _array_of(_unmasked(value, name), name)
+        if isinstance(value, (list, tuple)):
             value = np.asarray(value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and name not in lists:
             value = value.astype(np.float64)
@@ -598,7 +679,7 @@ class Parameter:
 _described = {}
 
 
-def describe(variant):
+def describe(variant: str) -> list[Parameter]:
     """The parameters and options of a variant, a list of Parameter."""
     if variant not in _described:
         view = _View(np.zeros((1, 2, 1, 4)), "query")
@@ -614,7 +695,7 @@ def _full_names(variant, keywords):
     return {name if name in known else spoken.get(name, name): value for name, value in keywords.items()}
 
 
-def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
+def parameters(variant: str, q: Array, v: Array, *, seed: int = 1, depth: int = 1, prototypes: int = 16, **given: Any) -> dict[str, Any]:
     """What a variant's learnt parameters begin with, a dict of arrays by name: keywords of attention() and forward().
 
     q, v        arrays of the shapes and types of the calls to come
@@ -630,7 +711,7 @@ def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
                  parameters=structs, parameter_count=len(parameter_views))
     start = _Start(seed=_whole(seed, "seed", 0, 2**64 - 1), depth=_whole(depth, "depth", 1, _INT64[1]),
                    prototypes=_whole(prototypes, "prototypes", 1, _INT64[1]))
-    wide = _wide(q)
+    wide = _wide(_array_of(q, "query"))
     found, before = {}, _infos(call)
     for info, at_start in zip(_infos(call, start), before):
         name, kind = info.name.decode(), _KINDS[info.kind]
@@ -643,7 +724,7 @@ def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
     targets = {name: x for name, x in found.items() if name not in given and isinstance(x, np.ndarray)}
     views, structs = _parameters(targets, variant)
     _check(_heed.heed_initial(byref(call), byref(start), structs, len(views)))
-    return found
+    return {name: _given_back(x, q) if name in targets else x for name, x in found.items()}
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -666,7 +747,7 @@ class Cache:
     _dtypes = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int8": (0, 8)}
     _handle = None
 
-    def __init__(self, batch, kv_heads, dim_qk, dim_v, dtype="float32", page_rows=256):
+    def __init__(self, batch: int, kv_heads: int, dim_qk: int, dim_v: int, dtype: Any = "float32", page_rows: int = 256) -> None:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
         if name not in self._dtypes:
             raise ValueError("heed: dtype is " + repr(dtype) + ", it must be one of " + ", ".join(self._dtypes))
@@ -686,34 +767,34 @@ class Cache:
     def __reduce__(self):
         raise TypeError("heed: a Cache is neither copied nor pickled; append the same keys and values to another one")
 
-    def __len__(self):
+    def __len__(self) -> int:
         return _heed.heed_cache_length(self._handle)
 
     def __bool__(self):
         return True
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """Tokens for which it has memory."""
         return _heed.heed_cache_capacity(self._handle)
 
-    def append(self, k, v):
+    def append(self, k: Array, v: Array) -> None:
         """Adds tokens: k (batch, kv_heads, n, dim_qk), v (batch, kv_heads, n, dim_v)."""
         views = _View(k, "k"), _View(v, "v")
         with _use([self]):
             _check(_heed.heed_cache_append(self._handle, views[0].pointer, views[1].pointer))
 
-    def reserve(self, length):
+    def reserve(self, length: int) -> None:
         """Takes memory for `length` tokens now."""
         with _use([self]):
             _check(_heed.heed_cache_reserve(self._handle, _whole(length, "length", 0, _INT64[1])))
 
-    def truncate(self, length):
+    def truncate(self, length: int) -> None:
         """Forgets the tokens from `length` on."""
         with _use([self]):
             _check(_heed.heed_cache_truncate(self._handle, _whole(length, "length", 0, _INT64[1])))
 
-    def forget(self):
+    def forget(self) -> None:
         """Forgets what calls have kept of its keys, so that the next may be of another variant."""
         with _use([self]):
             _heed.heed_cache_forget(self._handle)
@@ -750,7 +831,10 @@ class Call:
     def __init__(self, request, results, saved, save):
         self._request, self._results, self._saved = request, results, saved
         self._free = _heed.heed_saved_free  # a module that is being torn down has lost the global name
-        self.out, self.lse, self.steps = _read_only(results.out) if save else results.out, results.lse, results.steps
+        q = request.given["query"]
+        out = results.out if not save or _is_foreign(results.given_out) or _is_foreign(q) else _read_only(results.out)
+        self.out = results.given_out if _is_foreign(results.given_out) else _given_back(out, q)
+        self.lse, self.steps = _given_back(results.lse, q), _given_back(results.steps, q)
 
     def __reduce_ex__(self, protocol):
         raise TypeError("heed: a Call can be neither copied nor pickled: the library keeps what backward() needs, once; keep its out, lse and steps")
@@ -761,12 +845,12 @@ class Call:
             self._saved = None
 
     @property
-    def reports(self):
+    def reports(self) -> dict[str, Array]:
         found = {}
         for name in _names(lambda index: _heed.heed_report_name(self._saved, index)):
             found[name] = np.empty(self._results.rows)
             _check(_heed.heed_report(self._saved, name.encode(), _View(found[name], name).pointer))
-        return found
+        return {name: _given_back(x, self._request.given["query"]) for name, x in found.items()}
 
 
 def _read_only(x):
@@ -797,7 +881,7 @@ def _wide(x):
 class _Results:
     """A struct heed_outputs, and the arrays that it points to."""
 
-    def __init__(self, request, q, v, out, with_lse, with_steps):
+    def __init__(self, request, q, out, with_lse, with_steps):
         self.shapes = _Shapes()
         _check(_heed.heed_shapes_of(byref(request.struct), byref(self.shapes)))
         self.rows = tuple(self.shapes.out)[:3] + (1,)
@@ -806,7 +890,7 @@ class _Results:
             raise ValueError("heed: extra has one column, it needs " + str(self.shapes.extra[3]) + '; grain="per_head" takes one')
         if out is None:
             out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
-        self.out = out
+        self.given_out, self.out = out, _array_of(out, "out")
         self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
         # If the variant gives none, the library says why when it gets memory for some.
         self.steps = np.empty(tuple(self.shapes.steps) if self.shapes.steps[3] else self.rows, _wide(q)) if with_steps else None
@@ -814,11 +898,16 @@ class _Results:
         self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})
 
 
-def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
-            causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, allowed=None, bias=None,
-            documents=None, alibi=None, soft_cap=None, visible=None, scale=None, threads=0, precision="storage",
-            dropout=0.0, dropout_seed=0, first_query=0, queries_at_end=False, query_inputs=None, key_inputs=None,
-            packed=None, cache=None, **parameters):
+def forward(q: Array, k: Array | None = None, v: Array | None = None, variant: str = "sdpa", *, save: bool = True,
+            out: Array | None = None, with_lse: bool = False, with_steps: bool = False, extra: Array | None = None,
+            causal: bool | str = False, window: tuple[int, int] | None = None, align: str = "top_left", offset: int = 0,
+            key_range: tuple[int, int] | None = None, key_lengths: Sequence[int] | None = None, allowed: Array | None = None,
+            bias: Array | None = None, documents: Any = None, alibi: Sequence[float] | None = None,
+            soft_cap: float | None = None, visible: Callable[[int, int, int, int], bool] | None = None,
+            scale: float | None = None, threads: int = 0, precision: str = "storage", dropout: float = 0.0,
+            dropout_seed: int = 0, first_query: int | Sequence[int] = 0, queries_at_end: bool = False,
+            query_inputs: Array | None = None, key_inputs: Array | None = None, packed: Any = None,
+            cache: Cache | Sequence[Cache] | None = None, **parameters: Any) -> Call:
     """Attention, and what backward() needs of it: returns a Call.
 
     variant       a name of variants()
@@ -864,7 +953,7 @@ def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=
     request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, allowed, bias, documents,
                        alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
                        queries_at_end, query_inputs, key_inputs, packed, cache, _full_names(variant, parameters))
-    results = _Results(request, q, v, out, with_lse, with_steps)
+    results = _Results(request, request.arrays["query"], out, with_lse, with_steps)
     saved = c_void_p()
     call = Call(request, results, saved, save)  # frees what is saved
     with _use(request.caches):
@@ -872,12 +961,12 @@ def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=
     return call
 
 
-def attention(q, k=None, v=None, variant="sdpa", **options):
+def attention(q: Array, k: Array | None = None, v: Array | None = None, variant: str = "sdpa", **options: Any) -> Array:
     """Attention: returns out, an array. Options and parameters are those of forward(); nothing is kept for backward()."""
     return forward(q, k, v, variant, save=False, **options).out
 
 
-def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
+def backward(call: Call, grad_out: Array, *, grad_lse: Array | None = None, grad_steps: Array | None = None) -> Gradients:
     """The gradients of sum(out * grad_out), plus sum(lse * grad_lse) and sum(steps * grad_steps), for all inputs and all
     learnt parameters of the call that forward() made: returns Gradients. A parameter that is one number has a number for
     its gradient.
@@ -893,7 +982,7 @@ def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
     target_views = {}
     for name, x in request.arrays.items():
         made = _empty_like(x, x.shape)
-        setattr(grads, name, made)
+        setattr(grads, name, _given_back(made, request.given[name]))
         target_views[name] = _View(made, "grad_" + name)
         setattr(to, name, target_views[name].pointer)
     made = {}
@@ -910,7 +999,7 @@ def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
     to.parameter_count = len(made)
     request.run(_heed.heed_backward, call._saved, call._results.views["out"].pointer, byref(from_struct), byref(to))
     for name, x in made.items():
-        grads.parameters[name] = x if request.parameter_views.get(name) is not None else x[0]
+        grads.parameters[name] = _given_back(x, request.parameters.get(name)) if request.parameter_views.get(name) is not None else x[0]
     return grads
 
 
@@ -932,7 +1021,8 @@ def _problem(variant, heads, length, dim, dtype, rng):
     return (q, k, v), options
 
 
-def compare(names=None, *, heads=4, length=512, dim=64, causal=True, dtype=np.float32, threads=1, turns=7):
+def compare(names: Iterable[str] | None = None, *, heads: int = 4, length: int = 512, dim: int = 64, causal: bool | str = True,
+            dtype: Any = np.float32, threads: int = 1, turns: int = 7) -> list[tuple[str, float, float, float, float]]:
     """What variants cost, as a table on standard output: milliseconds of forward and backward, the medians of calls by turns,
     and how many times those of the first variant they are. Returns the rows, (name, forward, ratio, backward, ratio).
 
@@ -941,19 +1031,20 @@ def compare(names=None, *, heads=4, length=512, dim=64, causal=True, dtype=np.fl
     threads   of each call; 0: as set_threads() says
     """
     names = list(variants() if names is None else names)
-    rng, problems, times = np.random.default_rng(1), {}, {name: ([], []) for name in names}
+    rng, problems = np.random.default_rng(1), {}
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
     for name in names:
         problems[name] = _problem(name, heads, length, dim, dtype, rng)
     for turn in range(_whole(turns, "turns", 1, 10**6) + 1):
         for name, (inputs, options) in problems.items():
             begin = time.perf_counter()
-            call = forward(*inputs, name, causal=causal, threads=threads, **options)
+            call = forward(*inputs, variant=name, causal=causal, threads=threads, **options)
             middle = time.perf_counter()
             backward(call, np.ones_like(call.out))
             if turn > 0:  # the first one warms up
                 times[name][0].append(1e3 * (middle - begin))
                 times[name][1].append(1e3 * (time.perf_counter() - middle))
-    rows = []
+    rows: list[tuple[str, float, float, float, float]] = []
     for name in names:
         there, back = (float(np.median(of)) for of in times[name])
         first = rows[0] if rows else (name, there, 1.0, back, 1.0)

@@ -19,6 +19,11 @@ except ImportError:
     print("skipped: " + sys.executable + " has no numpy (Debian: python3-numpy)")
     sys.exit(77)
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "examples" / "python"))
 import heed  # noqa: E402
 import plain  # noqa: E402
@@ -296,6 +301,90 @@ class Memory(unittest.TestCase):
                 take(call)
         grads = copy.deepcopy(heed.backward(call, q))
         self.assertEqual(grads.query.shape, q.shape)
+
+
+class Lent:
+    """A tensor of a library of its own, this file, that offers its memory and nothing else."""
+
+    def __init__(self, array, device=1):
+        self.array, self.device = array, device
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+
+def from_dlpack(x):
+    return Lent(np.from_dlpack(x))
+
+
+class Tensors(unittest.TestCase):
+    """What other libraries lend by DLPack."""
+
+    def numbers(self, x):
+        return x.array if isinstance(x, Lent) else x.numpy()
+
+    def check(self, lend):
+        q, k, v, extra, p = problem("intent", np.float32)
+        bias = np.random.default_rng(4).normal(size=(1, HEADS, LEN, LEN)).astype(np.float32)
+        allowed = np.tril(np.ones((1, 1, LEN, LEN), bool))
+        expected = heed.forward(q, k, v, "intent", extra=extra, bias=bias, allowed=allowed, with_lse=True)
+        wanted = heed.backward(expected, np.ones_like(expected.out))
+        lent, own = {}, dict(extra=extra, bias=bias, allowed=allowed.astype(np.uint8))
+        lent = {name: lend(x) for name, x in own.items()}
+        call = heed.forward(lend(q), lend(k), lend(v), "intent", with_lse=True, **lent)
+        grads = heed.backward(call, lend(np.ones_like(expected.out)))
+        for name in ("out", "lse"):
+            self.assertIsInstance(getattr(call, name), type(lend(q)))
+            np.testing.assert_array_equal(self.numbers(getattr(call, name)), getattr(expected, name))
+        for name in ("query", "key", "value", "extra", "bias"):
+            self.assertIsInstance(getattr(grads, name), type(lend(q)))
+            np.testing.assert_array_equal(self.numbers(getattr(grads, name)), getattr(wanted, name))
+        # Written where it lies, with the strides of (batch, len, heads, dim); an array where an array lends it room.
+        out = np.zeros((BATCH, LEN, HEADS, DIM), np.float32)
+        to = lend(out.transpose(0, 2, 1, 3))
+        self.assertIs(heed.attention(q, k, v, "intent", extra=extra, bias=bias, allowed=allowed, out=to), to)
+        np.testing.assert_array_equal(self.numbers(to), expected.out)
+        # Parameters, as they begin and as they are given.
+        q, k, v, _, p = problem("prototype", np.float32)
+        begun = heed.parameters("prototype", lend(q), lend(v), seed=1, prototypes=3)
+        for name, x in p.items():
+            self.assertIsInstance(begun[name], type(lend(q)))
+            np.testing.assert_array_equal(self.numbers(begun[name]), x)
+        call, expected = heed.forward(q, k, v, "prototype", **begun), heed.forward(q, k, v, "prototype", **p)
+        grads, wanted = (heed.backward(c, np.ones_like(c.out)).parameters for c in (call, expected))
+        for name in p:
+            np.testing.assert_array_equal(self.numbers(grads[name]), wanted[name])
+
+    def test_any_library(self):
+        self.check(Lent)
+        alive = np.ones((3, 4), np.float32)
+        borrowed = heed.attention(Lent(alive), alive, alive)
+        before = sys.getrefcount(alive)
+        for _ in range(3):
+            borrowed = heed.attention(Lent(alive), alive, alive)
+        self.assertEqual(sys.getrefcount(alive), before)
+        self.assertEqual(borrowed.array.shape, (3, 4))
+        with self.assertRaisesRegex(TypeError, "heed: query lies on a device of DLPack's type 2, it must lie in the processor's memory, type 1"):
+            heed.attention(Lent(alive, 2), alive, alive)
+        with self.assertRaisesRegex(TypeError, "heed: query is of type Lent that does not lend its memory: "):
+            alive.flags.writeable = False
+            heed.attention(Lent(alive), alive, alive)
+
+    @unittest.skipIf(torch is None, "no torch (Debian: python3-torch)")
+    def test_torch(self):
+        self.check(torch.from_numpy)
+        q = torch.randn(1, 2, 5, 8).to(torch.bfloat16)
+        bits = heed.Bfloat16(q.view(torch.int16).numpy().view(np.uint16))
+        call, expected = heed.forward(q, q, q, "dar"), heed.forward(bits, bits, bits, "dar")
+        self.assertEqual((call.out.dtype, call.out.shape), (q.dtype, q.shape))
+        np.testing.assert_array_equal(call.out.float().numpy(), expected.out.numbers())
+        grads = heed.backward(call, torch.ones_like(call.out))
+        self.assertEqual((grads.key.dtype, grads.key.shape), (q.dtype, q.shape))
+        with self.assertRaisesRegex(TypeError, "heed: key is of type Tensor that does not lend its memory: .*requires? grad"):
+            heed.attention(q.float(), torch.ones(1, 2, 5, 8, requires_grad=True), q.float())
 
 
 class Backward(unittest.TestCase):
