@@ -1036,9 +1036,9 @@ def compare(names: Iterable[str] | None = None, *, heads: int = 4, length: int =
     for name in names:
         problems[name] = _problem(name, heads, length, dim, dtype, rng)
     for turn in range(_whole(turns, "turns", 1, 10**6) + 1):
-        for name, (inputs, options) in problems.items():
+        for name, ((q, k, v), options) in problems.items():
             begin = time.perf_counter()
-            call = forward(*inputs, variant=name, causal=causal, threads=threads, **options)
+            call = forward(q, k, v, name, causal=causal, threads=threads, **options)
             middle = time.perf_counter()
             backward(call, np.ones_like(call.out))
             if turn > 0:  # the first one warms up
