@@ -185,7 +185,7 @@ TEMPLATE_TEST_CASE(
     const Plan plan = plan_of<T>(c);
     const Index bytes = c.row_tiles * c.g.len_kv * plan.lanes * Index(sizeof(T));
     INFO(describe(c) << ", " << bytes << " bytes of rows");
-    REQUIRE((bytes <= heed::kScratchBytes / 8 || plan.vectors == 1));
+    REQUIRE((bytes <= heed::kWorkerBytes || plan.vectors == 1));
     REQUIRE((plan.group == 1 || plan.group * bytes <= heed::kCacheBytes));
     REQUIRE(plan.span_keys(false, c.g.len_kv) == c.g.len_kv);
     REQUIRE(plan.span_keys(true, c.g.len_kv) == std::min(plan.tile, c.g.len_kv));
@@ -232,9 +232,11 @@ TEST_CASE(
     CHECK(heed::worker_count(options, small, 1000, 1) == most);  // an explicit number counts
     CHECK(heed::worker_count(options, large, 3, 1) == std::min(most, 3));
     CHECK(heed::worker_count(options, large, 0, 1) == 1);
-    for (const Index bytes : {Index(1) << 20, heed::kScratchBytes / 4, 2 * heed::kScratchBytes}) {
-      const int workers = heed::worker_count(options, large, 1000, bytes);
-      CHECK((workers == 1 || workers * bytes <= heed::kScratchBytes));
+    CHECK(heed::worker_count(options, large, 1000, heed::kWorkerBytes) == most);
+    for (const Index shares : {2, 3, 20}) {
+      const int workers = heed::worker_count(options, large, 1000, shares * heed::kWorkerBytes);
+      CHECK((workers == 1 || workers * shares <= std::max(8, most)));
+      CHECK((workers == most || (workers + 1) * shares > std::max(8, most)));
     }
   }
   options.threads = 0;

@@ -133,7 +133,7 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
   if (e.workers < e.threads) {
     if (e.units < e.threads)
       say("there are fewer units of work than threads (", e.units, " of ", e.threads, ")");
-    else if (worker_bytes * e.threads > kScratchBytes)
+    else if (affordable_workers(e.threads, worker_bytes) < e.threads)
       say("scratch of ", worker_bytes / 1024, " KiB per worker is worth ", e.workers, " of ",
           e.threads, " workers");
     else

@@ -13,8 +13,8 @@ inline namespace HEED_ABI {
 
 // Level-2 cache that tiles are sized for: what current x86 and Arm server cores have at least.
 inline constexpr Index kCacheBytes = Index(1) << 20;
-// Scratch of all workers together; where one worker needs more than its share, fewer run.
-inline constexpr Index kScratchBytes = Index(96) << 20;
+// Scratch of a worker among many. Up to eight share that of eight: where one worker needs more than its share, fewer run.
+inline constexpr Index kWorkerBytes = Index(12) << 20;
 
 // Width of a group of panels that share one pass over keys and values, in bytes of one number per query: that of one
 // AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
@@ -73,7 +73,7 @@ template <class Real>
     // reach two thirds of the speed only.
     const Index row_bytes = row_tiles * g.len_kv * kLanes<Real> * Index(sizeof(Real));
     while (plan.vectors > 2 && row_bytes * plan.vectors > 2 * kCacheBytes) plan.vectors /= 2;
-    while (plan.vectors > 1 && row_bytes * plan.vectors > kScratchBytes / 8) plan.vectors /= 2;
+    while (plan.vectors > 1 && row_bytes * plan.vectors > kWorkerBytes) plan.vectors /= 2;
     // Short sequences fill no panel.
     while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<Real>) plan.vectors /= 2;
   }
@@ -127,13 +127,19 @@ inline constexpr Index kPartKeys = 4096, kPartUnits = 32;
 [[nodiscard]] inline double product_flops(const Geometry& g) {
   return 2.0 * double(g.query_rows()) * double(g.len_kv) * double(g.dim_qk + g.dim_v);
 }
+// As many of `threads` workers as may have `bytes` of scratch each, at least one.
+[[nodiscard]] inline Index affordable_workers(Index threads, Index bytes) {
+  const Index all = std::max<Index>(8, threads) * kWorkerBytes;
+  return std::clamp<Index>(all / std::max<Index>(1, bytes), 1, std::max<Index>(1, threads));
+}
+
 // Workers for `units` units of work that need `bytes` of scratch each.
 [[nodiscard]] inline int worker_count(const Options& options, double flops, Index units,
                                       Index bytes) {
   const Index threads = resolve_threads(options.threads);
-  const Index affordable = std::max<Index>(1, kScratchBytes / std::max<Index>(1, bytes));
+  const Index affordable = affordable_workers(threads, bytes);
   const Index worthwhile = options.threads > 0 ? threads : Index(1.0 + flops / kWorkerFlops);
-  return int(std::max<Index>(1, std::min({threads, units, affordable, worthwhile})));
+  return int(std::max<Index>(1, std::min({units, affordable, worthwhile})));
 }
 [[nodiscard]] inline int worker_count(const Options& options, const Geometry& g, Index units,
                                       Index bytes) {
