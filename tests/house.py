@@ -28,7 +28,7 @@ BUDGETS = {
     "longest header of engine/, lines": 560,
     "longest function, lines": 60,
     "files behind one op, both ways": 98,
-    "lines behind one op, both ways": 17325,
+    "lines behind one op, both ways": 17330,
     "lines behind one op beside heed::engine": 10830,
     "files behind heed/attention.hpp": 132,
     "lines behind heed/attention.hpp": 22620,
