@@ -6,6 +6,7 @@
 #include <heed/core/random.hpp>
 #include <heed/engine/ordered_sums.hpp>
 
+#include <atomic>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -151,6 +152,8 @@ TEST_CASE("ordered sums have the same bits for any number of workers") {
       INFO("families " << order.families() << ", workers " << workers);
       OrderedSums sums(order, workers, OrderedSums::early_for(workers), numbers);
       Visits visits(order);
+      std::vector<std::atomic<Index>> come(std::size_t(order.families()));
+      std::atomic<bool> in_turn{true};  // did all come so that had to?
       run_workers(workers, [&](int w) {
         Index family = Visits::kNone;
         while (const auto v = visits.next(family)) {
@@ -158,12 +161,15 @@ TEST_CASE("ordered sums have the same bits for any number of workers") {
           for (std::uint64_t wait = random.bits(id + 1000 * std::uint64_t(w)) % 64; wait > 0;
                --wait)
             std::this_thread::yield();
-          sums.add(*v, v->turn % 3 == 0, [&](double* to) {
+          const bool must = v->turn % 3 == 0;
+          sums.add(*v, must, [&](double* to) {
+            if (come[std::size_t(v->family)]++ < v->turn && must) in_turn = false;
             for (Index n = 0; n < numbers; ++n)
               to[n] += std::exp(20 * random.normal(id * numbers + std::uint64_t(n)));
           });
         }
       });
+      CHECK(in_turn);
       if (workers == 1) expected = sums.total();
       CHECK(sums.total() == expected);
     }
