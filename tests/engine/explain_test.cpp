@@ -142,12 +142,14 @@ TEST_CASE("backward keeps 64 threads busy, with few heads as with many") {
   many.threads = 64;
   const heed::ScaledDot<float> op;
   const heed::Dar<float> dar;
+  const heed::Differential<float> differential;  // of whole rows and two maps
   for (const Index heads : {1, 8, 64})
     for (const auto& mask : {heed::Mask<float>{}, heed::causal<float>()}) {
       INFO("heads " << heads << (mask.bands.empty() ? "" : ", causal"));
       const Geometry g{1, heads, heads, heads, 8192, 8192, 64, 64};
       CHECK(heed::explain(op, g, mask, Pass::backward, many).busy > 0.9);
       CHECK(heed::explain(dar, g, mask, Pass::backward, many).busy > 0.9);
+      CHECK(heed::explain(differential, g, mask, Pass::backward, many).busy > 0.9);
     }
   // Two workers and two heads, and one worker: nobody waits.
   many.threads = 2;

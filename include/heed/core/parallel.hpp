@@ -175,10 +175,8 @@ class Turnstiles {
       std::this_thread::yield();
     }
   }
-  // Lets the next visitor in. Returns how many have passed now.
-  Index pass(Index gate) {
-    return passed_[std::size_t(gate)].fetch_add(1, std::memory_order_seq_cst) + 1;
-  }
+  // Lets the next visitor in.
+  void pass(Index gate) { passed_[std::size_t(gate)].fetch_add(1, std::memory_order_seq_cst); }
   // The same for a visitor `rank` that adds nothing behind the gate, by whoever comes first. Returns whether it was so, and the
   // rank was next; else sets it to the number that have passed.
   bool pass_for(Index gate, Index& rank) {

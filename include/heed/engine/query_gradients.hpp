@@ -282,15 +282,20 @@ class PanelGradients {
         passage.wait(Sum::keys);
         add_derived(m, at, key_gradients);
       }
+      // Pairs of the next map take the place of this one's.
       if (in_bf16()) pair_columns_of(dscores, work_.paired_dscores);
-      if (!together) add_to_keys(m, tile, dscores);
+      if (in_bf16() && !together) add_to_keys(m, m + 1, tile, weighed);
     }
     if (in_bf16()) pair_columns_of(weighed.weights, work_.paired_weights);
-    if (s_.grads.value.given() && !together)
-      add_rows_or_pairs(Sum::values, work_.leaves, weighed.weights, tile, dout_,
-                        piece_at(work_.paired_weights, first_pair()), paired_dout(),
-                        s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
+    if (together) return;
+    if (!in_bf16()) add_to_keys(0, maps(), tile, weighed);
+    if (!s_.grads.value.given()) return;
+    Real* dv = s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
+    passage.add(Sum::values, at.key_range(), work_.leaves, [&](const KeyRange& part) {
+      add_rows_or_pairs(weighed.weights, part, tile, dout_,
+                        piece_at(work_.paired_weights, first_pair()), paired_dout(), dv,
                         s_.grads.value.strides().row);
+    });
   }
 
   // Adds to the key and value rows at the queries' own positions, where they lie in tile `t`.
@@ -396,27 +401,25 @@ class PanelGradients {
                                    pairs + first_pair(), pair_stride());
   }
 
-  // out[key] += sum over lanes of weights[key][lane] rows[lane], strip by strip of the keys; as a product of pairs where the panel's
+  // out[key] += sum over lanes of weights[key][lane] rows[lane] for some keys of the tile, as a product of pairs where the panel's
   // are: `paired` and `paired_rows` hold both in pairs of lanes.
-  void add_rows_or_pairs(TileGates::Sum sum, bool leaves, const LaneTile<Real>& weights,
-                         const PanelTile& tile, const PanelRows<Real>& of, const BfloatPair* paired,
+  void add_rows_or_pairs(const LaneTile<Real>& weights, const KeyRange& part, const PanelTile& tile,
+                         const PanelRows<Real>& of, const BfloatPair* paired,
                          const BfloatPair* paired_rows, Real* out, Index stride) {
-    work_.passage.add(sum, tile.at.key_range(), leaves, [&](const KeyRange& part) {
-      if constexpr (std::is_same_v<Real, float>)
-        if (in_bf16()) {
-          Real* to = out + part.begin * stride;
-          c_.pair_products->add(
-              part.size(), pairs_of(of.rows.count), of.rows.columns,
-              Broadcast<BfloatPair>{paired + part.begin * pair_stride(), pair_stride(), 1},
-              paired_rows, of.rows.stride, to, stride);
-          if (!finite_)
-            add_visible_rows(weights.part(part.begin, part.size()),
-                             work_.products.hidden().part(part.begin, part.size()), of.rows, to,
-                             stride, [](auto x) { return rounded_to_bfloat(x); });
-          return;
-        }
-      work_.products.add_rows(weights, part, of, sums_plainly(tile), out, stride);
-    });
+    if constexpr (std::is_same_v<Real, float>)
+      if (in_bf16()) {
+        out += part.begin * stride;
+        const Broadcast<BfloatPair> pairs{paired, pair_stride(), 1};
+        c_.pair_products->add(part.size(), pairs_of(of.rows.count), of.rows.columns,
+                              pairs.skip_rows(part.begin), paired_rows, of.rows.stride, out,
+                              stride);
+        if (!finite_)
+          add_visible_rows(weights.part(part.begin, part.size()),
+                           work_.products.hidden().part(part.begin, part.size()), of.rows, out,
+                           stride, [](auto x) { return rounded_to_bfloat(x); });
+        return;
+      }
+    work_.products.add_rows(weights, part, of, sums_plainly(tile), out, stride);
   }
 
   void add_to_queries(int m, const TilePlace& at, const LaneTile<Real>& dscores) {
@@ -429,12 +432,19 @@ class PanelGradients {
                                work_.dprojected.part(0, at.keys), grad.derived.projected);
   }
 
-  void add_to_keys(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
-    const auto to = s_.key_rows(c_, tile.at, m, panel_.query[std::size_t(m)].source());
-    if (!to.data) return;
-    const Map& map = maps_[std::size_t(m)];
-    add_rows_or_pairs(TileGates::Sum::keys, work_.leaves && m + 1 == maps(), dscores, tile, map.q,
-                      piece_at(work_.paired_dscores, first_pair()), map.pairs, to.data, to.stride);
+  // dK += dscores^T Q of maps [first, end), strip by strip.
+  void add_to_keys(int first, int end, const PanelTile& tile, const WeighedTile& weighed) {
+    const bool leaves = work_.leaves && end == maps();
+    work_.passage.add(TileGates::Sum::keys, tile.at.key_range(), leaves, [&](const KeyRange& part) {
+      for (int m = first; m < end; ++m) {
+        const Map& map = maps_[std::size_t(m)];
+        const auto to = s_.key_rows(c_, tile.at, m, panel_.query[std::size_t(m)].source());
+        if (to.data)
+          add_rows_or_pairs(weighed.dscores[std::size_t(m)], part, tile, map.q,
+                            piece_at(work_.paired_dscores, first_pair()), map.pairs, to.data,
+                            to.stride);
+      }
+    });
   }
 
   // dscores become those of the dot products, by the score's vjp. Returns how many key features have gradients.

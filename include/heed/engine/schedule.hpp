@@ -88,18 +88,14 @@ class BackwardSchedule {
   void run_tile(const VisitingOrder::Visit& visit, Index t, const KeyRange& keys, double pairs,
                 bool leaves) {
     const Index place = visit.family * c_.plan.tiles + t;
-    const int maps = c_.op.maps();
     const auto products = [&](Index width) { return 2 * pairs * double(width); };
-    const auto width = [&](int m) {
-      return c_.op.normaliser.source(c_.geometry, visit.head, m).width;
-    };
-    for (int m = 0; m < maps; ++m) compute(products(width(m)));  // scores
-    compute(products(c_.geometry.dim_v));                        // X
-    for (int m = 0; m < maps; ++m) {
-      compute(products(width(m)));  // dQ
-      add(place, t, Sum::keys, keys, products(width(m)), leaves && m + 1 == maps);
-    }
-    add(place, t, Sum::values, keys, products(c_.geometry.dim_v), leaves);
+    const Index dim_v = c_.geometry.dim_v;
+    Index width = 0;  // of all maps
+    for (int m = 0; m < c_.op.maps(); ++m)
+      width += c_.op.normaliser.source(c_.geometry, visit.head, m).width;
+    compute(products(width + dim_v + width));  // scores, X, dQ
+    add(place, t, Sum::keys, keys, products(width), leaves);
+    add(place, t, Sum::values, keys, products(dim_v), leaves);
     for (Index g = 0; g < s_.gates.count(); ++g) {
       now_ = std::max(now_, gate(place, g));
       if (!leaves) gate(place, g) = now_;
