@@ -67,10 +67,10 @@ const Case kCases[] = {
 
 template <class T>
 [[nodiscard]] std::vector<OwnedMask<T>> masks_of(const Geometry& g) {
-  // Broadcast biases: their gradients are sums over heads and batches.
-  return {owned(heed::causal<T>()), random_bias<T>({1, 1, g.len_q, g.len_kv}, 3, 0.1),
-          random_bias<T>({1, g.heads, 1, g.len_kv}, 4),
-          random_bias<T>({g.batch, 1, 1, g.len_kv}, 5)};
+  // A window has ragged edges on both sides. Broadcast biases: their gradients are sums over heads and batches.
+  return {
+      owned(heed::window<T>(g.len_kv / 3, 0)), random_bias<T>({1, 1, g.len_q, g.len_kv}, 3, 0.1),
+      random_bias<T>({1, g.heads, 1, g.len_kv}, 4), random_bias<T>({g.batch, 1, 1, g.len_kv}, 5)};
 }
 
 // Repeats take the numbers of threads in turn.
