@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 10830,
     "files behind heed/attention.hpp": 132,
     "lines behind heed/attention.hpp": 22630,
-    "lines of all headers": 48690,
+    "lines of all headers": 48670,
     "lines of README.md": 150,
 }
 
