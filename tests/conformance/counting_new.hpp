@@ -2,7 +2,9 @@
 #pragma once
 
 // Replaces the global operator new by one that counts, and that fails on demand. Include it in one
-// translation unit of a program.
+// translation unit of a program. Calls keep no scratch memory there, so that each allocates what it needs.
+
+#include <heed/core/kept_memory.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -16,6 +18,8 @@ struct Allocations {
   static inline std::atomic<long> until_failure{-1};  // 0: the next one fails; negative: none does
   static inline std::atomic<long> count{0};
   static inline std::atomic<long> bytes{0};  // requested, freed ones included
+
+  static inline const bool keeps_nothing = (heed::keep_scratch(0), true);
 
   static void* take(std::size_t size, std::size_t alignment) {
     count.fetch_add(1, std::memory_order_relaxed);

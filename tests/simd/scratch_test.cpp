@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 using heed::Index;
@@ -84,6 +85,70 @@ TEST_CASE("a scratch that was moved keeps its pieces", "[scratch]") {
   Scratch<float> third;
   third = std::move(second);
   CHECK(third.take(16) == piece + 32);
+}
+
+TEST_CASE("a thread's next scratch is what its last one was", "[scratch]") {
+  constexpr Index numbers = 100'000;
+  heed::keep_scratch(std::size_t(1) << 20);
+  const auto memory_of = [](Index count) { return Scratch<float>(count).take(count); };
+  const float* const last = memory_of(numbers);
+  CHECK(memory_of(numbers) == last);
+  CHECK(memory_of(numbers * 9 / 10) == last);
+  CHECK(memory_of(numbers / 2) != last);
+  CHECK(memory_of(numbers + 1000) != last);
+  {
+    Scratch<float> one(numbers), other(numbers);  // at once: two memories
+    CHECK(one.take(1) != other.take(1));
+  }
+  // What is too large is not kept in place of others.
+  const float* const newest = memory_of(numbers);
+  (void)memory_of(3 * numbers);
+  CHECK(memory_of(numbers) == newest);
+  // Another thread has its own.
+  std::thread([&] { CHECK(memory_of(numbers) != last); }).join();
+}
+
+namespace {
+
+// Bytes of addresses that this process uses; 0 where the system does not say, and under a sanitizer, whose own addresses they
+// are.
+std::size_t bytes_in_use() {
+  std::size_t pages = 0;
+  if (heed::kIsSanitized) return 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
+}
+
+}  // namespace
+
+TEST_CASE("what threads keep is bounded, and ends with them", "[scratch]") {
+  constexpr std::size_t mebibyte = std::size_t(1) << 20;
+  constexpr Index eight = Index(8 * mebibyte / sizeof(float));
+  const auto grown_by = [](std::size_t most, int scratches) {
+    heed::keep_scratch(0);
+    const std::size_t before = bytes_in_use();
+    heed::keep_scratch(most);
+    {
+      std::vector<Scratch<float>> all;
+      for (int n = 0; n < scratches; ++n) all.emplace_back(eight + 4096 * n);
+    }
+    const std::size_t after = bytes_in_use();
+    return after > before ? after - before : 0;
+  };
+  CHECK(grown_by(0, 4) < 4 * mebibyte);
+  if (bytes_in_use() > 0) CHECK(grown_by(20 * mebibyte, 6) >= 16 * mebibyte);
+  CHECK(grown_by(20 * mebibyte, 6) < 28 * mebibyte);
+  CHECK(grown_by(4 * mebibyte, 6) < 4 * mebibyte);  // one alone is larger
+  heed::keep_scratch(64 * mebibyte);
+  const std::size_t before = bytes_in_use();
+  for (int n = 0; n < 16; ++n)
+    std::thread([] {
+      thread_local Scratch<float> to_the_end(eight);  // outlives what the thread keeps
+      to_the_end.take(1)[0] = 1;
+      Scratch<float>{eight}.take(1)[0] = 1;
+    }).join();
+  CHECK(bytes_in_use() <= before + 64 * mebibyte);
+  heed::keep_scratch(0);
 }
 
 TEST_CASE("a piece of a piece stays null while pieces are only counted", "[scratch]") {

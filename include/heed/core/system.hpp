@@ -25,6 +25,16 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Is this program compiled to notice the use of freed or of uninitialised memory?
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kIsSanitized = true;
+#elif defined(__has_feature)
+inline constexpr bool kIsSanitized =
+    __has_feature(address_sanitizer) || __has_feature(memory_sanitizer);
+#else
+inline constexpr bool kIsSanitized = false;
+#endif
+
 // The number of this process; positive.
 [[nodiscard]] inline long process_number() noexcept {
 #if defined(_WIN32)
