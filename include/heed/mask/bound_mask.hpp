@@ -95,11 +95,21 @@ class BoundMask {
     return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
-  // Keys that the bands and the key length leave to query i of batch b. The mask's other parts may hide some of them.
-  [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
-    return keys_between(std::max(first_key_, g_.share.keys_before),
-                        std::min(last_key_, g_.held_keys_end()), b, i);
+  // What bands and key lengths leave to the queries of a batch: query i sees those of `keys` that are in [i + from, i + to).
+  struct KeyBand {
+    Index from, to;
+    KeyRange keys;
+    [[nodiscard]] KeyRange of(Index i) const {
+      return {std::clamp<Index>(i + from, keys.begin, keys.end),
+              std::clamp<Index>(i + to, keys.begin, keys.end)};
+    }
+  };
+  [[nodiscard]] KeyBand band_of(Index b) const {
+    return band_between(std::max(first_key_, g_.share.keys_before),
+                        std::min(last_key_, g_.held_keys_end()), b);
   }
+  // Keys that the bands and the key length leave to query i of batch b. The mask's other parts may hide some of them.
+  [[nodiscard]] KeyRange keys_of(Index b, Index i) const { return band_of(b).of(i); }
   // Keys that the bands and the key length leave to some query in [first, first + rows).
   [[nodiscard]] KeyRange keys_of_rows(Index b, Index first, Index rows) const {
     if (rows == 0) return {};
@@ -201,7 +211,7 @@ class BoundMask {
   // Number of keys of the whole call that query i sees, at hand or not; a bias of -infinity hides
   // its key. O(1) under bands and key lengths alone, else O(keys).
   [[nodiscard]] Index count_visible(Index b, Index h, Index i) const {
-    const KeyRange keys = keys_between(first_key_, last_key_, b, i);
+    const KeyRange keys = band_between(first_key_, last_key_, b).of(i);
     if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size();
     Index count = 0;
     for (Index j = keys.begin; j < keys.end; j += 64)
@@ -224,12 +234,12 @@ class BoundMask {
   }
 
  private:
-  // Keys of [first_key, last_key) that the bands and the key length leave to query i of batch b.
-  [[nodiscard]] KeyRange keys_between(Index first_key, Index last_key, Index b, Index i) const {
+  // The band of batch b within keys [first_key, last_key).
+  [[nodiscard]] KeyBand band_between(Index first_key, Index last_key, Index b) const {
     if (hides_all_) return {};
     const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
     const Index last = std::min(length, last_key), first = std::min(first_key, last);
-    return {std::clamp<Index>(i + from_, first, last), std::clamp<Index>(i + to_ + 1, first, last)};
+    return {from_, to_ + 1, {first, last}};
   }
   // Calls hide(j) for the keys in [first, last) that a part other than bands and key lengths hides.
   template <class Hide>

@@ -9,6 +9,7 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/instructions.hpp>
 #include <heed/simd/transpose.hpp>
 
 #include <algorithm>
@@ -93,30 +94,36 @@ class TileMask {
     for (int v = 0; v < vectors_; ++v) body(v, place_.keys_of(v));
   }
 
+  // Keys are counted from the tile's first.
   void hide_band(const LaneTile<Real>& scores) const {
     constexpr Index W = kLanes<Real>;
+    const auto band = mask_.band_of(place_.batch);
+    const auto in_tile = [&](Index key) { return std::clamp<Index>(key, 0, place_.keys); };
+    const Index first = in_tile(band.keys.begin - place_.key),
+                last = in_tile(band.keys.end - place_.key);
     for_computed([&](int v, const KeyRange& keys) {
-      alignas(64) Real begin[std::size_t(W)], end[std::size_t(W)];
-      KeyRange all = keys;  // that every lane sees
-      for (Index i = 0; i < W; ++i) {
-        const Index row = v * W + i;
-        KeyRange range;
-        if (row < place_.rows) range = mask_.keys_of(place_.batch, place_.query + row);
-        const Index from = std::clamp<Index>(range.begin - place_.key, 0, place_.keys);
-        const Index to = std::clamp<Index>(range.end - place_.key, 0, place_.keys);
-        begin[i] = Real(from);
-        end[i] = Real(to);
-        all = {std::max(all.begin, from), std::min(all.end, to)};
-      }
-      const auto hide_keys = [&](Index first, Index last) {
-        const Pack<Real> from = Pack<Real>::load(begin), to = Pack<Real>::load(end);
-        for (Index j = first; j < last; ++j) {
+      // The ends of what lanes see: those of lane 0, limited to where they decide, and one more for each lane.
+      const Index query = place_.query + v * W - place_.key;
+      const auto ends = [&](Index offset) {
+        const Pack<Real> unlimited =
+            Pack<Real>::iota() + Real(std::clamp(query + offset, -W, place_.keys));
+        return min(max(unlimited, Pack<Real>(Real(first))), Pack<Real>(Real(last)));
+      };
+      const Pack<Real> from = ends(band.from);
+      Pack<Real> to = ends(band.to);
+      const Index queries = place_.rows - v * W;
+      if (queries < W) to = select(Pack<Real>::iota() < Pack<Real>(Real(queries)), to, from);
+      const auto hide_keys = [&](Index begin, Index end) {
+        for (Index j = begin; j < end; ++j) {
           const Pack<Real> key = Real(j);
           const auto visible = (key >= from) & (key < to);
           scores.store(j, v, select(visible, scores.load(j, v), Pack<Real>(-kInfinity<Real>)));
         }
       };
-      if (all.size() == 0) return hide_keys(keys.begin, keys.end);
+      // Keys that every lane sees.
+      const KeyRange all{std::max(keys.begin, Index(from.lane(int(W) - 1))),
+                         std::min(keys.end, Index(to.lane(0)))};
+      if (queries < W || all.size() == 0) return hide_keys(keys.begin, keys.end);
       hide_keys(keys.begin, all.begin);
       hide_keys(all.end, keys.end);
     });
