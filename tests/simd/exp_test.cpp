@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of simd/exp.hpp against long double, within the errors that the head of that file states.
-#include <heed/simd/exp.hpp>
+// The functions of simd/exp.hpp and simd/log.hpp against long double, within the errors that the heads of these files state.
 #include <heed/simd/instructions.hpp>
+#include <heed/simd/log.hpp>
 
 #include "catch.hpp"
 #include "lane_errors.hpp"
@@ -114,11 +114,17 @@ TEMPLATE_TEST_CASE("log is right within 1 ulp, -infinity at 0 and NaN below", "[
                    double) {
   using T = TestType;
   const auto exact = [](long double x) { return std::log(x); };
-  CHECK(ulps<T>(1e-3, 4, logarithm, exact) < 1);
-  CHECK(ulps<T>(4, 1e6, logarithm, exact) < 1);
+  for (const auto& [low, high] :
+       {std::pair{1e-3, 4.0}, {4.0, 1e6}, {0.9, 1.1}, {0.7, 0.71}, {1e-36, 1e-35}, {1e37, 1e38}})
+    CHECK(ulps<T>(low, high, logarithm, exact) < 1);
   CHECK(one<T>(logarithm, 1) == T(0));
   CHECK(one<T>(logarithm, 0) == -heed::kInfinity<T>);
   CHECK(std::isnan(one<T>(logarithm, -1)));
+  CHECK(one<T>(logarithm, HUGE_VAL) == heed::kInfinity<T>);
+  const T least = std::numeric_limits<T>::min();
+  for (const T x : {least, least / 2, std::numeric_limits<T>::denorm_min()})
+    CHECK(std::abs(one<T>(logarithm, double(x)) / std::log(x) - 1) <
+          std::numeric_limits<T>::epsilon());
 }
 
 TEMPLATE_TEST_CASE(

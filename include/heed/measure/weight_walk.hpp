@@ -231,7 +231,7 @@ class WeightWorker {
       const P w = weights.load(j, v), a = math::absolute(w);
       total += w;
       size += a;
-      // math::log() calls the C library lane by lane. Here a is 0 or of ordinary size, or too small to count.
+      // Not math::log(), which looks at 0 lane by lane: a is 0 or of ordinary size, or too small to count.
       const Scientific<Real> parts(a);
       logs += a * log_of(parts.exponent, parts.mantissa - Real(1));
       reach += a * math::absolute(origin - Real(j));

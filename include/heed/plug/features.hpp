@@ -9,6 +9,7 @@
 //   LogVisible                      log of the number of keys that the query sees, 0 for none or one
 
 #include <heed/plug/score.hpp>
+#include <heed/simd/log.hpp>
 #include <heed/simd/row_norm.hpp>
 
 namespace heed {

@@ -13,7 +13,7 @@
 //         sees no key is 0 throughout; a visible NaN makes its own lane NaN and no other.
 
 #include <heed/plug/normaliser.hpp>
-#include <heed/simd/exp.hpp>
+#include <heed/simd/log.hpp>
 
 #include <algorithm>
 

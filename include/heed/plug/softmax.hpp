@@ -17,7 +17,7 @@
 // A softmax with one more term in its sum, which has no value, begins with that term: begin_with(score).
 
 #include <heed/plug/streamed_rows.hpp>
-#include <heed/simd/exp.hpp>
+#include <heed/simd/log.hpp>
 
 #include <vector>
 

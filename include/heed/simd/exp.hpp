@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Exponential, logarithm, sigmoid and tanh of every lane of a pack.
+// Exponential, sigmoid and tanh of every lane of a pack.
 //
 //   2^x = 2^n 2^f,  n = round(x),  2^f = 1 + f q(f) on [-1/2, 1/2],  q of degree 5 (float) or 10 (double)
 //   e^x = 2^(x log2(e))
 //
 // Accuracy  largest error, where an ulp is that of the exact result and eps that of 1 (2^-23 or 2^-52):
-//           exp2_weight 1.8 ulp, exp 2 ulp, sigmoid 2.6 ulp, log 1 ulp, tanh 10 ulp and 1.6 eps,
+//           exp2_weight 1.8 ulp, exp 2 ulp, sigmoid 2.6 ulp, tanh 10 ulp and 1.6 eps,
 //           falling_sigmoid 1 eps. With or without FMA; tests/simd/exp_test.cpp holds them to it.
 // Bounds    exp2_weight(0) = 1 exactly; exactly 0 at and below -127 (float) or -1023 (double), hence at -infinity; between
 //           that and -126 or -1022 it is off by less than the smallest normal number. exp is exactly 0 below -87.33 (float)
@@ -195,13 +195,6 @@ template <class Real, class A, class B>
     for (Index k = 0; k < chains; ++k) sums[k] = mul_add(a(i + k), b(i + k), sums[k]);
   for (; i < n; ++i) sums[0] = mul_add(a(i), b(i), sums[0]);
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-template <class Real>
-[[nodiscard]] inline Pack<Real> log(Pack<Real> x, Lookup) {
-  typename Pack<Real>::Vector y{};
-  for (int i = 0; i < kLanes<Real>; ++i) y[i] = std::log(x.v[i]);
-  return y;
 }
 
 template <class Real>

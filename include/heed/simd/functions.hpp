@@ -23,7 +23,7 @@
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/functions.hpp>
-#include <heed/simd/exp.hpp>
+#include <heed/simd/log.hpp>
 #include <heed/simd/pack.hpp>
 
 #include <cmath>
@@ -42,7 +42,6 @@ template <>
 struct FunctionConstants<float> {
   static constexpr float expm1[] = {0.5F,           0.166666657F,   0.0416663587F,
                                     0.00833338965F, 0.00139406684F, 0.000198458845F};
-  static constexpr float log[] = {0.666667759F, 0.399775237F, 0.298722297F};
   static constexpr float atanh[] = {0.199999988F, 0.14285937F, 0.110925004F, 0.0973404422F};
   static constexpr float sine[] = {-0.166666552F, 0.008332178F, -0.000195172863F};
   static constexpr float cosine[] = {0.0416666456F, -0.00138873677F, 2.44384701e-05F};
@@ -56,7 +55,6 @@ struct FunctionConstants<float> {
   static constexpr float third[] = {0.333333343F, -9.93410776e-09F};
   static constexpr float two_log2e[] = {2.88539004F, 3.85192607e-08F};
   static constexpr float split = 4097.0F;                 // 2^12 + 1
-  static constexpr std::uint32_t sqrt_half = 0x3F3504F3;  // the bits of sqrt(1/2)
 };
 
 template <>
@@ -72,9 +70,6 @@ struct FunctionConstants<double> {
                                      2.7557401635793943e-07,
                                      2.5109019147701697e-08,
                                      2.0875686790871052e-09};
-  static constexpr double log[] = {0.6666666666666734,  0.39999999999413727, 0.28571428742628685,
-                                   0.22222198546217894, 0.18183565829628245, 0.15314009611046356,
-                                   0.14796383498475588};
   static constexpr double atanh[] = {
       0.1999999999999999,   0.14285714285722567,  0.11111111108765473,  0.09090909435513983,
       0.076922784104118555, 0.066681596925537906, 0.058373890727796272, 0.059946758404360742};
@@ -100,7 +95,6 @@ struct FunctionConstants<double> {
   static constexpr double third[] = {0.33333333333333331, 1.8503717077085941e-17};
   static constexpr double two_log2e[] = {2.8853900817779268, 4.0710547481862066e-17};
   static constexpr double split = 134217729.0;  // 2^27 + 1
-  static constexpr std::uint64_t sqrt_half = 0x3FE6A09E667F3BCD;
 };
 
 // pi / 2. The first two parts have 37 bits, so that their products with n below 2^16 are exact.
@@ -108,33 +102,9 @@ inline constexpr double kHalfPi[] = {1.5707963267923333, 2.5633441515839558e-12,
                                      1.0562999066987428e-23};
 inline constexpr double kReduced = 100000;  // sin and cos of larger numbers are left to <cmath>
 
-// c[0] + c[1] x + c[2] x^2 + ...: even and odd powers are summed apart, so that neither sum waits for the other.
-template <class Real, std::size_t Size>
-[[nodiscard]] inline Pack<Real> polynomial(Pack<Real> x, const Real (&c)[Size]) {
-  constexpr int Count = Size;
-  const Pack<Real> square = x * x;
-  Pack<Real> sums[2] = {Pack<Real>(c[Count - 1]), Pack<Real>(c[Count - 2])};
-#pragma GCC unroll 32
-  for (int i = Count - 3; i >= 0; --i) {
-    Pack<Real>& sum = sums[(Count - 1 - i) % 2];
-    sum = mul_add(sum, square, Pack<Real>(c[i]));
-  }
-  constexpr int even = (Count - 1) % 2;  // power of the sum that ends with c[0]
-  return mul_add(sums[1 - even], x, sums[even]);
-}
-
 template <class Real>
 [[nodiscard]] inline Pack<Real> absolute(Pack<Real> x) {
   return math::select(x < Pack<Real>(Real(0)), -x, x, math::Lookup{});
-}
-
-// y with f(i) in each lane i of the mask.
-template <class Real, class F>
-[[nodiscard]] inline Pack<Real> mended(Pack<Real> y, typename Pack<Real>::Mask mask, const F& f) {
-  if (any_lane(mask))
-    for (int i = 0; i < kLanes<Real>; ++i)
-      if (mask[i] != 0) y.v[i] = f(i);
-  return y;
 }
 
 // x, where it is so small that the functions with f(x) = x + O(x^2) round to x: they keep the sign of 0.
@@ -185,37 +155,6 @@ template <class Real>
 [[nodiscard]] inline TwoParts<Real> product(TwoParts<Real> a, TwoParts<Real> b) {
   const TwoParts<Real> p = exact_product(a.high, b.high);
   return {p.high, p.low + mul_add(a.high, b.low, a.low * b.high)};
-}
-
-// A positive normal number as 2^exponent * mantissa, the mantissa in [sqrt(1/2), sqrt(2)); power is 2^-exponent.
-template <class Real>
-struct Scientific {
-  Pack<Real> exponent, mantissa, power;
-  explicit Scientific(Pack<Real> x) {
-    using L = FloatLayout<Real>;
-    using P = Pack<Real>;
-    using Bits = typename P::Bits;
-    using Word = std::remove_cvref_t<decltype(Bits{}[0])>;
-    const Word bias = Word(L::bias), one = bias << L::mantissa_bits;
-    const Bits bits = Bits(x.v);
-    const Bits biased = (bits - FunctionConstants<Real>::sqrt_half + one) >> L::mantissa_bits;
-    // A small integer in the lowest bits of 2^mantissa_bits is added to it.
-    const P large = Real(Word(1) << L::mantissa_bits);
-    exponent = P(typename P::Vector(biased | Bits(large.v))) - (large + L::bias);
-    mantissa = typename P::Vector(bits - (biased << L::mantissa_bits) + one);
-    power = typename P::Vector((2 * bias - biased) << L::mantissa_bits);
-  }
-};
-
-// log(2^k (1 + f)), 1 + f in [sqrt(1/2), sqrt(2)].
-template <class Real>
-[[nodiscard]] inline Pack<Real> log_of(Pack<Real> k, Pack<Real> f) {
-  using L = FloatLayout<Real>;
-  const Pack<Real> s = f / (Real(2) + f), z = s * s, half = Real(0.5) * f * f;
-  const Pack<Real> r = z * polynomial(z, FunctionConstants<Real>::log);
-  // 2 s + s r = f - (f^2 / 2 - s (f^2 / 2 + r)): a small correction of f, which is exact.
-  const Pack<Real> correction = half - mul_add(s, half + r, k * Pack<Real>(L::ln2_low));
-  return k * Pack<Real>(L::ln2_high) - (correction - f);
 }
 
 // log(1 + x) for -1 < x < infinity.

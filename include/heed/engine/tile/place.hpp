@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 
 namespace heed {
@@ -68,19 +69,27 @@ struct Strip {
 
 // body(strip) for strips that make up the computed pairs of a tile, each pair in one of them.
 inline void for_strips(const TilePlace& at, int vectors, FunctionRef<const Strip&> body) {
+  std::array<KeyRange, kPanelVectors> keys;  // of each vector
+  bool all = true;
+  for (int v = 0; v < vectors; ++v) {
+    keys[std::size_t(v)] = at.keys_of(v);
+    all = all && keys[std::size_t(v)].size() == at.keys;
+  }
+  if (all && at.keys > 0) return body(Strip{{0, at.keys}, 0, vectors});
   for (Index from = 0, to; from < at.keys; from = to) {
     to = at.keys;  // or the next key at which some vector begins or ends
-    const auto meets = [&](int v) {
-      const KeyRange keys = at.keys_of(v);
-      if (keys.begin > from) to = std::min(to, keys.begin);
-      if (keys.end > from) to = std::min(to, keys.end);
-      return keys.begin <= from && from < keys.end;
-    };
-    std::array<bool, kPanelVectors> met{};
-    for (int v = 0; v < vectors; ++v) met[std::size_t(v)] = meets(v);
-    for (int v = 0, first; (first = v) < vectors; v = std::max(v, first + 1)) {
-      while (v < vectors && met[std::size_t(v)]) ++v;
-      if (v > first) body(Strip{{from, to}, first, v - first});
+    unsigned met = 0;
+    for (int v = 0; v < vectors; ++v) {
+      const auto [begin, end] = keys[std::size_t(v)];
+      if (begin > from) to = std::min(to, begin);
+      if (end > from) to = std::min(to, end);
+      met |= unsigned(begin <= from && from < end) << v;
+    }
+    for (int v = 0; met != 0;) {
+      const int first = v + std::countr_zero(met), count = std::countr_one(met >> (first - v));
+      body(Strip{{from, to}, first, count});
+      met = met >> (first - v) >> count;
+      v = first + count;
     }
   }
 }
