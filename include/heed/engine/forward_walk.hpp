@@ -34,6 +34,7 @@ struct ForwardPanel {
   LaneTile<Real>
       states;            // of a streaming normaliser: [number][lanes], the sum of the weights first
   RowBlock<Real> block;  // of a row normaliser
+  bool empty = true;     // `out` stands for zeros, whatever it holds
 
   ForwardPanel(const CallContext<Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
@@ -97,7 +98,8 @@ class ForwardWorker {
     load_queries();
     tiles_ = {part * c_.plan.tiles / parts, (part + 1) * c_.plan.tiles / parts};
     accumulate_streaming();
-    for (const My& my : active()) {
+    for (My& my : active()) {
+      fill(my);
       std::copy_n(my.states.data, states_size(), to);
       std::copy_n(my.out.data, out_size(), to + states_size());
       to += panel_elements();
@@ -111,6 +113,7 @@ class ForwardWorker {
       Real* part = from + n++ * panel_elements();
       std::copy_n(part, states_size(), my.states.data);
       std::copy_n(part + states_size(), out_size(), my.out.data);
+      my.empty = false;
       for (Index p = 1; p < parts; ++p) join(my, part + p * part_elements(c_));
       finish(my);
       if (saved_ && !saved_->mixed.empty()) save_mixed(my);
@@ -143,8 +146,11 @@ class ForwardWorker {
   void load_queries() {
     for (My& my : active()) {
       my.panel.load_queries();
-      my.out.fill(Real(0));
+      my.empty = true;
     }
+  }
+  static void fill(My& my) {
+    if (std::exchange(my.empty, false)) my.out.fill(Real(0));
   }
 
   // The keys of tile t that some panel sees.
@@ -216,6 +222,7 @@ class ForwardWorker {
 
   // All keys are seen: out becomes finish(state) * out.
   void finish(My& my) {
+    fill(my);
     my.panel.require_weight(my.states);
     c_.op.normaliser.finish(my.states, c_.plan.vectors, rescale_, my.panel.lse.row(0));
     scale_out(my);
@@ -242,6 +249,7 @@ class ForwardWorker {
     for (My& my : panels) {
       const PanelTile tile = my.panel.tile(keys);
       if (tile.kind == TileKind::empty) continue;
+      fill(my);
       parts_.emplace(&my.panel, tile, my.out, queries);
       seers_.emplace(&my);
       queries += tile.at.rows;
@@ -292,7 +300,8 @@ class ForwardWorker {
 
   // Tells the normaliser the maximum of the tile, and rescales what was mixed and summed before.
   void move_references(My& my) {
-    if (c_.op.normaliser.move(my.states, tile_max_, rescale_, c_.plan.vectors)) scale_out(my);
+    const bool moved = c_.op.normaliser.move(my.states, tile_max_, rescale_, c_.plan.vectors);
+    if (moved && !my.empty) scale_out(my);
   }
 
   // All tiles: scores into whole rows; once: scores become weights; all tiles: out += V^T weights.
@@ -318,6 +327,7 @@ class ForwardWorker {
                 });
               });
     for (My& my : active()) {
+      fill(my);
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.panel.is_nan_row(i)) make_row_nan(my, i);
       if (!saved_) continue;
@@ -349,7 +359,7 @@ class ForwardWorker {
   void accumulate_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights) {
     my.panel.dropout.drop(weights, tile.at);
     products_.begin(my.panel, tile);
-    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &bf16_.value_rows);
+    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &bf16_.value_rows, &my.empty);
   }
 
   void write_out(My& my) {

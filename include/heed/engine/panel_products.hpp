@@ -12,6 +12,8 @@
 #include <heed/engine/queries.hpp>
 #include <heed/engine/tile/panel_rows.hpp>
 
+#include <utility>
+
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
@@ -61,23 +63,36 @@ class PanelProducts {
   [[nodiscard]] Real* copy() const { return copy_; }
   [[nodiscard]] LaneTile<Real> hidden_or_none() { return hides() ? hidden() : LaneTile<Real>{}; }
 
-  // pairs: what holds such rows in pairs, where precision is mixed.
+  // pairs: what holds such rows in pairs, where precision is mixed. empty: null, or whether `out` stands for zeros, whatever it
+  // holds; afterwards it does not.
   void add_lanes(const Rows<Real>& rows, const LaneTile<Real>& weights, const LaneTile<Real>& out,
-                 PairedRows* pairs = nullptr) {
+                 PairedRows* pairs = nullptr, bool* empty = nullptr) {
     const TilePlace& at = tile_.at;
+    bool unfilled = empty && std::exchange(*empty, false);
+    const auto fill = [&] {
+      if (std::exchange(unfilled, false)) out.fill(Real(0));
+    };
     if constexpr (std::is_same_v<Real, float>)
       if (pairs && c_.in_bf16(at.rows)) {
+        fill();
         const bool guarded = tile_.hides_pairs && !pairs->finite(rows);
         return c_.bf16->add_lane_product(
             *pairs, rows, weights, guarded ? hidden() : LaneTile<Real>{}, c_.plan.vectors, out);
       }
     const bool plainly = !tile_.hides_pairs || finite(rows);
     const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : this->hidden();
+    if (!plainly || at.rows <= kFewRows<Real>) fill();
     for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
       const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
       const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
+      Store store = Store::add;
+      if (unfilled && strip.vectors == c_.plan.vectors) {
+        store = Store::overwrite;
+        unfilled = false;
+      }
+      fill();
       if (plainly)
-        add_lane_product(own, of, strip.vectors, at.rows, to);
+        add_lane_product(own, of, strip.vectors, at.rows, to, store);
       else
         add_lane_product_guarded(own, of, strip.of(hidden), strip.vectors, at.rows, to, copy_);
     });

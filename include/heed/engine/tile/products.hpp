@@ -18,16 +18,17 @@ namespace heed {
 inline namespace HEED_ABI {
 
 // out[column][lane] += sum over keys of values[key][column] * weights[key][lane], for the lanes of
-// `queries` queries at least.
+// `queries` queries at least. store: overwrite, with more than kFewRows queries, where `out` holds nothing yet.
 template <class Real>
 void add_lane_product(const Rows<Real>& values, const LaneTile<Real>& weights, int vectors,
-                      Index queries, const LaneTile<Real>& out) {
+                      Index queries, const LaneTile<Real>& out, Store store = Store::add) {
   if (queries <= kFewRows<Real>)
     return few_accumulate(values.data, values.stride, values.count, values.columns, weights.data,
                           queries, out.data, out.lanes);
-  panel_gemm<Store::add>(values.columns, values.count, vectors,
-                         Broadcast<Real>{values.data, 1, values.stride}, weights.data,
-                         weights.lanes, out.data, out.lanes);
+  detail::panel_product<Real>(
+      store, values.columns, values.count, vectors,
+      detail::in_segments(Broadcast<Real>{values.data, 1, values.stride}, values.count),
+      weights.data, weights.lanes, out.data, out.lanes, nullptr, nullptr);
 }
 
 // What numbers of `values` that are not finite add to the lanes that see their key; seen(x): what a product sees of a
