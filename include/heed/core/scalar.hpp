@@ -164,8 +164,15 @@ template <class S>
   }
 }
 
-// sigmoid(-x) for callers that know |x| <= kFallingRange (simd/exp.hpp), where a pack needs no guard against
+// exp(x), and sigmoid(-x), for callers that know |x| <= kFallingRange (simd/exp.hpp), where a pack needs no guard against
 // overflow.
+template <class S>
+[[nodiscard]] S bounded_exp(const S& x) {
+  if constexpr (requires { bounded_exp(x, Lookup{}); })
+    return bounded_exp(x, Lookup{});
+  else
+    return exp(x);
+}
 template <class S>
 [[nodiscard]] S falling_sigmoid(const S& x) {
   if constexpr (requires { falling_sigmoid(x, Lookup{}); })

@@ -153,18 +153,23 @@ template <class Real>
   return Real(1) / (Real(1) + detail::exp_inside(-inside));
 }
 
-// Arguments of falling_sigmoid() have at most this absolute value, so that e^x neither overflows nor vanishes.
+// Arguments of bounded_exp() and falling_sigmoid() have at most this absolute value, so that e^x neither overflows nor
+// vanishes.
 template <class Real>
 inline constexpr double kFallingRange = sizeof(Real) == 4 ? 80.0 : 700.0;
 
-// 1 / (1 + e^x), without the guards against overflow that sigmoid(-x) has.
+// e^x without guards against overflow, and with log2(e) in one part: the relative error grows with |x|.
 template <class Real>
-[[nodiscard]] inline Pack<Real> falling_sigmoid(Pack<Real> x, Lookup) {
-  // log2(e) in one part. The relative error that this leaves in e^x grows with |x|, but its effect
-  // on the result is e^x / (1 + e^x)^2, which falls faster.
+[[nodiscard]] inline Pack<Real> bounded_exp(Pack<Real> x, Lookup) {
   const Pack<Real> y = x * Real(kLog2e), rounded = y + heed::detail::FloatLayout<Real>::round_magic;
   const Pack<Real> f = y - heed::detail::integer_of(rounded);
-  return Real(1) / (Real(1) + heed::detail::scale_by_power(f, rounded));
+  return heed::detail::scale_by_power(f, rounded);
+}
+
+// 1 / (1 + e^x). What the error of e^x does to it is e^x / (1 + e^x)^2, which falls faster than that grows.
+template <class Real>
+[[nodiscard]] inline Pack<Real> falling_sigmoid(Pack<Real> x, Lookup) {
+  return Real(1) / (Real(1) + bounded_exp(x, Lookup{}));
 }
 
 // (e^2x - 1) / (e^2x + 1). For |x| below 0.17 the difference e^2x - 1, which would cancel, is computed as f q(f).

@@ -56,39 +56,48 @@ struct FastCurve {
   }
 };
 
-// Finds the fixed point of FastCurve by a few of Halley's steps, of third order. With F = g - r,
-// t = alpha beta, s = g (1 - g):
+// Finds the fixed point of FastCurve by a few of Halley's steps, of third order. With t = alpha beta and v = t/2 - alpha x the root
+// is 1 - w for v > 0 and w else, where 0 < w <= 1/2 solves
 //
-//   F' = t s - 1    F'' = t^2 s (1 - 2 g)    r <- r - 2 F F' / max(2 F'^2 - F F'', F'^2), cut to [0, 1]
+//   w = e / (1 + e),   e = exp(t w - b),   b = |v| + t/2
+//
+// The start (4 - t) / (4 |v| + 8 - 2 t) is right at v = 0, with its slope, and far away. A step, with F = e / (1 + e) - w:
+//
+//   q = 1 + e    u = q F = e - w q    W = -q^2 F' = q^2 - t e    q^3 F'' = t^2 e (1 - e)
+//   w <- w - 2 F F' / (2 F'^2 - F F'') = w + 2 u W q / max(2 W^2 - u t^2 e (1 - e), W^2), cut to [0, 1/2]
 //
 // The maximum keeps the divisor positive. A lane that is not near enough to the root after them uses AnyRoot.
 struct FastRoot : FastCurve {
   template <class S>
   [[nodiscard, gnu::always_inline]] S root(const S& x, const GateScalars<S>& p) const {
-    const S zero = math::constant<S>(0), one = math::constant<S>(1);
-    const S fall = p.sharpness * x, total = p.sharpness * p.feedback, square = total * total;
-    const auto step = [&](const S& r) {
-      const S g = math::falling_sigmoid(S(fall - total * r)), s = g - g * g;
-      const S F = g - r, steep = one - total * s, least = steep * steep;  // steep = -F'
-      const S full = least + least - F * (square * (s * (one - g - g)));
-      const S aim = r + (F + F) * steep / math::select(full < least, least, full);
-      return math::select(aim < zero, zero, math::select(aim > one, one, aim));
+    const S zero = math::constant<S>(0), half = math::constant<S>(0.5), one = math::constant<S>(1);
+    const S total = p.sharpness * p.feedback, square = total * total;
+    const S v = half * total - p.sharpness * x, distance = math::absolute(v);
+    const S b = distance + half * total;
+    const auto step = [&](const S& w) {
+      const S e = math::bounded_exp(S(total * w - b)), q = one + e;
+      const S u = e - w * q, steep = q * q - total * e, least = steep * steep;
+      const S full = least + least - u * (square * (e - e * e));
+      const S aim = w + (u + u) * (steep * q) / math::select(full < least, least, full);
+      return math::select(aim < zero, zero, math::select(aim > half, half, aim));
     };
-    const S margin = one - math::absolute(total) * math::constant<S>(0.25);
-    // True if the step from r to next may have left an error above rounding / margin, or if it is NaN.
-    const auto far = [&](const S& r, const S& next) {
-      const S moved = math::absolute(S(next - r));
-      return (moved > margin * math::constant<S>(kNear<S>)) | (moved != moved);
+    const auto root_of = [&](const S& w) { return math::select(v > zero, S(one - w), w); };
+    // Feedback below 0 makes the root less sensitive.
+    const S margin = one - math::maximum(total, zero) * math::constant<S>(0.25);
+    // True if the step from w to next may have left an error above rounding / margin.
+    const auto far = [&](const S& w, const S& next) {
+      return math::absolute(S(next - w)) > margin * math::constant<S>(kNear<S>);
     };
-    S r = math::falling_sigmoid(S(fall - total * math::constant<S>(0.5)));
-    for (int i = 0; i < kBlindSteps<S>; ++i) r = step(r);
-    const S root = step(r);
-    const auto moving = far(r, root);
-    if (!any_of(moving)) return root;
-    const S next = step(root), last = math::select(moving, next, root);
-    const decltype(moving) lost = moving & far(root, next);
-    if (!any_of(lost)) return last;
-    return math::select(lost, AnyRoot{{GateKind::logistic}}.root(x, p), last);
+    const S gap = math::constant<S>(4) - total;
+    S w = half * gap / (distance + distance + gap);
+    for (int i = 0; i < kBlindSteps<S>; ++i) w = step(w);
+    const S found = step(w);
+    const auto moving = far(w, found);
+    if (!any_of(moving)) return root_of(found);
+    const S next = step(found), last = math::select(moving, next, found);
+    const decltype(moving) lost = moving & far(found, next);
+    if (!any_of(lost)) return root_of(last);
+    return math::select(lost, AnyRoot{{GateKind::logistic}}.root(x, p), root_of(last));
   }
   template <class S>
   [[nodiscard, gnu::always_inline]] S slope_at_root(const S&, const S& r, const S&) const {
