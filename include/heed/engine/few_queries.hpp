@@ -118,15 +118,17 @@ class FewQueries {
   }
   // The same where pairs are hidden. What the value of a hidden key holds does not matter; `copy` has room for the
   // tile's values.
-  void accumulate_visible(const Part& part, const Rows<Real>& values, Real* copy) const {
-    const PanelTile& tile = part.tile;
-    const bool finite = all_finite(values);
-    for (Index i = 0; i < tile.at.rows; ++i) {
-      const Rows<Real> own = finite ? values : without_hidden(tile.at, i, values, copy);
-      const AccumulateQuery<Real> query{row(part, i), part.out.data + i};
-      row_accumulate(StoredRows<Real>{own.data, own.stride}, own.count, own.columns, &query, 1, 1,
-                     part.out.lanes);
-    }
+  void accumulate_visible(const Part& part, const Rows<Real>& values, Real* copy) {
+    const Index rows = part.tile.at.rows;
+    accumulates_.clear();
+    for (Index i = 0; i < rows; ++i) accumulates_.emplace(row(part, i), part.out.data + i);
+    const auto add = [&](const Rows<Real>& own, const AccumulateQuery<Real>* queries, Index count) {
+      row_accumulate(StoredRows<Real>{own.data, own.stride}, own.count, own.columns, queries, count,
+                     1, part.out.lanes);
+    };
+    if (all_finite(values)) return add(values, accumulates_.data(), rows);
+    for (Index i = 0; i < rows; ++i)
+      add(without_hidden(part.tile.at, i, values, copy), accumulates_.data() + i, 1);
   }
 
  private:

@@ -54,7 +54,7 @@ struct FunctionConstants<float> {
   // In two numbers: 1/3 and 2 / log(2).
   static constexpr float third[] = {0.333333343F, -9.93410776e-09F};
   static constexpr float two_log2e[] = {2.88539004F, 3.85192607e-08F};
-  static constexpr float split = 4097.0F;                 // 2^12 + 1
+  static constexpr float split = 4097.0F;  // 2^12 + 1
 };
 
 template <>

@@ -16,7 +16,8 @@ namespace detail {
 
 // One stage of the transpose of a W x W block: swaps the off-diagonal blocks of size Half of two rows.
 template <class Real, int Half, int... L>
-[[gnu::always_inline]] inline void exchange(Pack<Real>& a, Pack<Real>& b, std::integer_sequence<int, L...>) {
+[[gnu::always_inline]] inline void exchange(Pack<Real>& a, Pack<Real>& b,
+                                            std::integer_sequence<int, L...>) {
   constexpr int W = kLanes<Real>;
   const auto low = __builtin_shufflevector(a.v, b.v, ((L & Half) ? W + L - Half : L)...);
   const auto high = __builtin_shufflevector(a.v, b.v, ((L & Half) ? W + L : L + Half)...);
