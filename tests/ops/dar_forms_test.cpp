@@ -51,8 +51,32 @@ TEST_CASE("the unrolled gate's fast forms equal the formula, with every derivati
 }
 
 TEST_CASE("the converged gate's fast form equals the formula, with every derivative") {
-  Dar<double> op;
-  op.score.converged = true;
-  op.score.feedback = 0.4;
-  check_form(op);
+  for (const double feedback : {-0.45, 0.1, 0.4, 0.48, 0.495}) {
+    INFO("feedback " << feedback);
+    Dar<double> op;
+    op.score.converged = true;
+    op.score.feedback = feedback;
+    check_form(op);
+  }
+}
+
+TEMPLATE_TEST_CASE("the fast form's fixed point is the formula's up to slope bound 1", "", float,
+                   double) {
+  using P = Pack<TestType>;
+  const detail::AnyRoot formula{{GateKind::logistic}};
+  for (const double feedback : {-0.4999, 0.3, 0.49, 0.499, 0.4999}) {
+    const GateScalars<P> p{P(TestType(0.6)), P(TestType(8)), P(TestType(feedback))};
+    const double margin = 1 - std::max(0.0, 2 * feedback);  // of the slope bound, 8 feedback / 4
+    double worst = 0;
+    // Near x = beta / 2, where the root is 1/2 and moves most, and far from it.
+    for (double distance = 1e-7; std::abs(distance) < 2; distance *= -1.2) {
+      const P fall = P(TestType(feedback / 2)) +
+                     (P(TestType(1)) + P::iota() * P(TestType(0.01))) * P(TestType(distance));
+      const P fast = detail::FastRoot{}.root(fall, p), exact = formula.root(fall, p);
+      for (int i = 0; i < kLanes<TestType>; ++i)
+        worst = std::max(worst, std::abs(double(fast.lane(i)) - double(exact.lane(i))));
+    }
+    INFO("feedback " << feedback << ", off by " << worst);
+    CHECK(worst < 4 * std::numeric_limits<TestType>::epsilon() / margin);
+  }
 }

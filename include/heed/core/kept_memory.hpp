@@ -52,6 +52,8 @@ class KeptMemory {
     List& list = of_thread();
     const std::size_t limit = most.load(std::memory_order_relaxed);
     if (block.bytes < kLeast || block.bytes > limit || list.closed) return block.free();
+    static const bool steady = keep_heap();
+    (void)steady;
     // Frees what the thread keeps when it ends.
     thread_local struct End {
       ~End() {
@@ -79,6 +81,15 @@ class KeptMemory {
  private:
   // Smaller ones stay in the C library's own lists.
   static constexpr std::size_t kLeast = std::size_t(32) << 10;
+
+  // What a call allocates beside its scratch comes from the heap. glibc gives the heap's free end back to the system once it is larger
+  // than twice the largest block that was mapped and freed so far (mallopt(3)): 256 KiB where there was none, less than the gradients
+  // of some ops fill. One such block, which nobody touches, spares all later calls that.
+  static bool keep_heap() noexcept {
+    void* volatile block = ::operator new(std::size_t(16) << 20, std::nothrow);
+    ::operator delete(block);
+    return true;
+  }
 
   struct Kept {  // at the start of a block
     Kept* next;

@@ -28,7 +28,7 @@
 // Accuracy  converged: a few ulp, divided by 1 - alpha beta s.
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2, 4, 5 and 11. Differs in
 //           naming gamma of the piecewise-linear gate alpha; the converged gate is ours.
-// Cost      one gate a step; converged: three in float, four in double, one more where a lane of a pack needs it, and
+// Cost      one gate a step; converged: two in float, three in double, one more where a lane of a pack needs it, and
 //           some ten near slope bound 1.
 
 #include <heed/core/scalar.hpp>
