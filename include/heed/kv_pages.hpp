@@ -40,8 +40,8 @@ class KvPages {
     float *key_scales, *value_scales;
 
     Page(Index key_numbers, Index value_numbers, Index row_scales)
-        : numbers(room<Stored>({key_numbers, value_numbers})),
-          scales(room<float>({row_scales, row_scales})),
+        : numbers(Scratch<Stored>::lasting(room<Stored>({key_numbers, value_numbers}))),
+          scales(Scratch<float>::lasting(room<float>({row_scales, row_scales}))),
           keys(numbers.take(key_numbers)),
           values(numbers.take(value_numbers)),
           key_scales(scales.take(row_scales)),

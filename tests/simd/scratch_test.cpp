@@ -130,6 +130,10 @@ TEST_CASE("a thread's next scratch is what its last one was", "[scratch]") {
   (void)memory_of(3 * numbers);
   const std::vector<std::vector<float>> where_it_was(8, std::vector<float>(numbers));
   CHECK(memory_of(numbers) == newest);
+  // Nothing is kept of what lasts.
+  const std::size_t kept = heed::detail::KeptMemory::bytes();
+  Scratch<float>::lasting(numbers).take(numbers)[0] = 1;
+  CHECK(heed::detail::KeptMemory::bytes() == kept);
   // Another thread has its own.
   std::thread([&] { CHECK(memory_of(numbers) != last); }).join();
 }

@@ -58,24 +58,18 @@ class KeptMemory {
     thread_local struct End {
       ~End() {
         of_thread().closed = true;
-        free_beyond(0);
+        free_all();
       }
     } end;
     (void)end;
+    if (list.bytes + block.bytes > limit)
+      free_all();  // sizes that nobody asks for any more go, too
     list.first = ::new (block.memory) Kept{list.first, block.bytes};
-    free_beyond(limit);
+    list.bytes += block.bytes;
   }
-  // Keeps the last blocks that fill no more than `bytes` bytes together.
-  static void free_beyond(std::size_t bytes) noexcept {
-    List& list = of_thread();
-    std::size_t kept = 0;
-    for (Kept** link = &list.first; *link;) {
-      kept += (*link)->bytes;
-      if (kept > bytes)
-        unlink(link).free();
-      else
-        link = &(*link)->next;
-    }
+  [[nodiscard]] static std::size_t bytes() noexcept { return of_thread().bytes; }
+  static void free_all() noexcept {
+    while (of_thread().first) unlink(&of_thread().first).free();
   }
 
  private:
@@ -98,6 +92,7 @@ class KeptMemory {
   // Without a destructor, so that it can be used until the thread is gone.
   struct List {
     Kept* first = nullptr;
+    std::size_t bytes = 0;
     bool closed = false;
   };
   [[nodiscard]] static List& of_thread() {
@@ -107,6 +102,7 @@ class KeptMemory {
   [[nodiscard]] static MemoryBlock unlink(Kept** link) {
     Kept* const kept = *link;
     *link = kept->next;
+    of_thread().bytes -= kept->bytes;
     return {kept, kept->bytes};
   }
 };
@@ -114,10 +110,10 @@ class KeptMemory {
 }  // namespace detail
 
 // Sets how many bytes of scratch memory each thread keeps for its next call: 64 MiB unless this says otherwise, 0 under a sanitizer of
-// addresses. This thread frees at once what is beyond it, others when their next call ends. A thread that ends frees all.
+// addresses. A thread that keeps more frees it: this one at once, others when their next call ends. A thread that ends frees all.
 inline void keep_scratch(std::size_t bytes) noexcept {
   detail::KeptMemory::most.store(bytes, std::memory_order_relaxed);
-  detail::KeptMemory::free_beyond(bytes);
+  if (detail::KeptMemory::bytes() > bytes) detail::KeptMemory::free_all();
 }
 
 }  // namespace HEED_ABI

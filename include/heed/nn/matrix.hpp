@@ -71,7 +71,7 @@ class Matrix {
             ", neither may be negative");
     const Index count = checked_product(rows, columns, "Matrix");
     if (count > capacity_) {
-      memory_ = Scratch<Real>(count);
+      memory_ = Scratch<Real>::lasting(count);
       data_ = memory_.take(count);
       capacity_ = count;
     }

@@ -23,17 +23,28 @@ class Scratch {
   Scratch() = default;
   // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
   explicit Scratch(Index count)
-      : block_(detail::KeptMemory::take(std::size_t(padded(count)) * sizeof(Real))),
-        capacity_(padded(count)) {}
+      : block_(detail::KeptMemory::take(bytes_of(count))), capacity_(padded(count)) {}
+  // The same for what outlives calls: the thread keeps nothing of it.
+  [[nodiscard]] static Scratch lasting(Index count) {
+    Scratch own;
+    own.block_ = detail::MemoryBlock::allocate(bytes_of(count));
+    own.capacity_ = padded(count);
+    own.lasts_ = true;
+    return own;
+  }
   Scratch(Scratch&& other) noexcept
-      : block_(std::exchange(other.block_, {})), capacity_(other.capacity_), used_(other.used_) {}
+      : block_(std::exchange(other.block_, {})),
+        capacity_(other.capacity_),
+        used_(other.used_),
+        lasts_(other.lasts_) {}
   Scratch& operator=(Scratch&& other) noexcept {
     std::swap(block_, other.block_);
     std::swap(capacity_, other.capacity_);
     std::swap(used_, other.used_);
+    std::swap(lasts_, other.lasts_);
     return *this;
   }
-  ~Scratch() { detail::KeptMemory::give_back(block_); }
+  ~Scratch() { lasts_ ? block_.free() : detail::KeptMemory::give_back(block_); }
 
   // The next `count` uninitialised elements, aligned to a cache line.
   [[nodiscard]] Real* take(Index count) {
@@ -58,8 +69,12 @@ class Scratch {
     constexpr Index line = Index(alignment / sizeof(Real));
     return (count + line - 1) / line * line;
   }
+  [[nodiscard]] static constexpr std::size_t bytes_of(Index count) {
+    return std::size_t(padded(count)) * sizeof(Real);
+  }
   detail::MemoryBlock block_;
   Index capacity_ = 0, used_ = 0;
+  bool lasts_ = false;
 };
 
 // memory + offset, or null if `memory` is null, as it is from a Scratch that only counts.
