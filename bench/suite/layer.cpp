@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// An attention layer with its projections on all cores, beside the same layer on one thread; and again while other
+// An attention layer with its projections on the threads that heed takes by default, beside the same layer on one thread; and again while other
 // threads keep every core but one busy, as a second program would.
 
 #include "measure.hpp"
@@ -71,15 +71,16 @@ class LayerCall {
 };
 
 // Counter  `x_one_thread`, the median time over that of one thread; the two are measured in turns.
-void run(benchmark::State& state, Pass pass, int threads, int busy) {
+void run(benchmark::State& state, Pass pass, int busy) {
+  constexpr int by_default = 0;
   LayerCall call;
-  call.run(Pass::forward, threads);
-  call.run(pass, threads);
+  call.run(Pass::forward, by_default);
+  call.run(pass, by_default);
   call.run(pass, 1);
   const BusyCores others(busy);
   std::vector<double> all, one;
   for (auto _ : state) {
-    all.push_back(heed::seconds_of([&] { call.run(pass, threads); }));
+    all.push_back(heed::seconds_of([&] { call.run(pass, by_default); }));
     state.PauseTiming();
     state.SetIterationTime(all.back());
     one.push_back(heed::seconds_of([&] { call.run(pass, 1); }));
@@ -101,7 +102,7 @@ void add_layer() {
                                std::to_string(cores) + "threads" +
                                (busy > 0 ? "_" + std::to_string(busy) + "busy" : "");
       benchmark::RegisterBenchmark(name.c_str(),
-                                   [=](benchmark::State& state) { run(state, pass, cores, busy); })
+                                   [=](benchmark::State& state) { run(state, pass, busy); })
           ->Unit(benchmark::kMillisecond)
           ->Iterations(kSamples)
           ->UseManualTime();

@@ -240,6 +240,7 @@ TEST_CASE(
     }
   }
   options.threads = 0;
+  heed::adapt_threads(false);  // two questions for the default have one answer
   CHECK(heed::worker_count(options, small, 1000, 1) == 1);
   CHECK(heed::worker_count(options, large, 1000, 1) == heed::resolve_threads(0));
 }

@@ -8,6 +8,7 @@
 #include <heed/core/error.hpp>
 #include <heed/core/function_ref.hpp>
 #include <heed/core/system.hpp>
+#include <heed/core/thread_limit.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -85,7 +86,43 @@ inline std::atomic<long> process_with_threads{0};
 
 }  // namespace detail
 
-// The number of workers that a call uses: `requested` if positive, else the default; 1 when
+// Facts about the process and its machine, which are read once.
+[[nodiscard]] inline const ProcessorShare& processor_share() {
+#ifdef _OPENMP
+  static const ProcessorShare share = [] {
+    const char* const said = std::getenv("OMP_NUM_THREADS");
+    return ProcessorShare{omp_get_num_procs(), cpu_quota(),
+                          said && std::strtol(said, nullptr, 10) > 0};
+  }();
+#else
+  static const ProcessorShare share{1, 1, true};
+#endif
+  return share;
+}
+
+namespace detail {
+
+// The limit of default thread counts of this process, and whether there is one.
+inline ThreadLimit thread_limit;
+inline std::atomic<bool> adapts_threads{true};
+
+[[nodiscard]] inline bool limits_threads() {
+  return adapts_threads.load(std::memory_order_relaxed) && !processor_share().chosen;
+}
+
+}  // namespace detail
+
+// Says whether calls that leave the number of threads to heed take fewer where other programs keep processors busy
+// (core/thread_limit.hpp), as they do unless this or OMP_NUM_THREADS says otherwise.
+inline void adapt_threads(bool adapts) noexcept {
+  detail::adapts_threads.store(adapts, std::memory_order_relaxed);
+}
+// How often such calls were given fewer threads since the program started.
+[[nodiscard]] inline long times_threads_were_lowered() noexcept {
+  return detail::thread_limit.lowered();
+}
+
+// The number of workers that a call uses: `requested` if positive, else the default, or fewer on a busy machine; 1 when
 // already inside a parallel region, in a process whose parent had used threads when it forked, or built without OpenMP.
 [[nodiscard]] inline ThreadCount thread_count(int requested) {
   require(requested >= 0, "threads: ", requested, " threads; it must be 0 (default) or positive");
@@ -93,12 +130,10 @@ inline std::atomic<long> process_with_threads{0};
   if (omp_in_parallel()) return {1, "inside a parallel region"};
   if (detail::lost_its_threads()) return {1, "forked by a process that has used threads"};
   if (requested > 0) return {requested, "Options::threads"};
-  static const ProcessorShare share = [] {
-    const char* const said = std::getenv("OMP_NUM_THREADS");
-    return ProcessorShare{omp_get_num_procs(), cpu_quota(),
-                          said && std::strtol(said, nullptr, 10) > 0};
-  }();
-  return default_threads(omp_get_max_threads(), share);
+  const ThreadCount all = default_threads(omp_get_max_threads(), processor_share());
+  if (all.count == 1 || !detail::limits_threads()) return all;
+  const int most = detail::thread_limit.apply(all.count, wall_seconds());
+  return most < all.count ? ThreadCount{most, "threads have waited for busy processors"} : all;
 #else
   return {1, "compiled without OpenMP"};
 #endif
@@ -123,8 +158,10 @@ inline void run_workers(
   detail::process_with_threads.store(process_number(), std::memory_order_relaxed);
   std::exception_ptr error;
   std::mutex guard;
+  RegionClock clock(detail::limits_threads() ? &detail::thread_limit : nullptr, workers);
 #pragma omp parallel num_threads(workers)
   {
+    const RegionClock::Part part(clock, omp_get_thread_num());
     try {
       body(omp_get_thread_num());
     } catch (const Abandoned&) {

@@ -14,6 +14,8 @@
 #include <process.h>
 #else
 #include <unistd.h>
+
+#include <ctime>
 #endif
 #if defined(__linux__)
 #include <sys/auxv.h>
@@ -42,6 +44,16 @@ inline constexpr bool kIsSanitized = false;
 #else
   return ::getpid();
 #endif
+}
+
+// Nanoseconds of processor time that this thread has taken; 0 where the system does not tell.
+[[nodiscard]] inline long long thread_nanoseconds() noexcept {
+#if defined(CLOCK_THREAD_CPUTIME_ID) && !defined(_WIN32)
+  timespec time;
+  if (::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0)
+    return static_cast<long long>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+#endif
+  return 0;
 }
 
 // Bytes of this machine's memory; 0 where the system does not tell.
