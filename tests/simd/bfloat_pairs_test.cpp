@@ -268,17 +268,18 @@ TEST_CASE("panel_gemm of pairs has the bits of plain loops in every width, mode,
                               right[std::size_t(k * b_row + c)], sum);
             return sum;
           };
-          const auto wrong = [&]<Store S>(float* maxima) {
+          const auto wrong = [&](Store store, float* maxima) {
             Guarded<float> out(rows * c_row, 0.0F);
             std::copy(before.begin(), before.end(), out.data());
-            heed::panel_gemm<S>(rows, depth, vectors,
-                                Broadcast<BfloatPair>{left.data(), walk.row, walk.depth},
-                                right.data(), b_row, out.data(), c_row, maxima);
+            heed::panel_gemm(store, rows, depth, vectors,
+                             Broadcast<BfloatPair>{left.data(), walk.row, walk.depth}, right.data(),
+                             b_row, out.data(), c_row, maxima);
             Index count = !out.margins_are_untouched();
             for (Index i = 0; i < rows; ++i)
               for (Index c = 0; c < c_row; ++c) {
                 const float had = before[std::size_t(i * c_row + c)], has = out[i * c_row + c];
-                const float wanted = c >= columns ? had : plain(i, c, S == Store::add ? had : 0.0F);
+                const float wanted =
+                    c >= columns ? had : plain(i, c, store == Store::add ? had : 0.0F);
                 count += !same(has, wanted);
                 if (maxima && c < columns) count += !(maxima[c] >= has);
               }
@@ -287,9 +288,9 @@ TEST_CASE("panel_gemm of pairs has the bits of plain loops in every width, mode,
           std::vector<float> maxima(std::size_t(columns), -heed::kInfinity<float>);
           INFO(vectors << " vectors, " << rows << " rows, depth " << depth << ", row stride "
                        << walk.row);
-          CHECK(wrong.template operator()<Store::add>(nullptr) == 0);
-          CHECK(wrong.template operator()<Store::overwrite>(nullptr) == 0);
-          CHECK(wrong.template operator()<Store::overwrite_and_max>(maxima.data()) == 0);
+          CHECK(wrong(Store::add, nullptr) == 0);
+          CHECK(wrong(Store::overwrite, nullptr) == 0);
+          CHECK(wrong(Store::overwrite_and_max, maxima.data()) == 0);
         }
 }
 

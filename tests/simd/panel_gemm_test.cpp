@@ -106,18 +106,19 @@ TEMPLATE_TEST_CASE("panel_gemm equals three plain loops for every width, mode, s
           const Product<T> product(rows, depth, vectors * heed::kLanes<T>, walk, depth % 3);
           INFO(vectors << " vectors, " << rows << " rows, depth " << depth << ", row stride "
                        << walk.row);
-          const auto run = [&]<Store S>(Guarded<T>& c, T* maxima, const T* first_row = nullptr) {
+          const auto run = [&](Store store, Guarded<T>& c, T* maxima,
+                               const T* first_row = nullptr) {
             product.with_left([&](const auto& left) {
-              heed::panel_gemm<S>(rows, depth, vectors, left, product.b.data(), product.b_row,
-                                  c.data(), product.c_row, maxima, first_row);
+              heed::panel_gemm(store, rows, depth, vectors, left, product.b.data(), product.b_row,
+                               c.data(), product.c_row, maxima, first_row);
             });
           };
           Guarded<T> written = product.output(), added = product.output(),
                      raised = product.output();
-          run.template operator()<Store::overwrite>(written, nullptr);
-          run.template operator()<Store::add>(added, nullptr);
+          run(Store::overwrite, written, nullptr);
+          run(Store::add, added, nullptr);
           Guarded<T> maxima(product.columns, T(-0.25));
-          run.template operator()<Store::overwrite_and_max>(raised, maxima.data());
+          run(Store::overwrite_and_max, raised, maxima.data());
           CHECK(product.wrong(written, 0) == 0);
           CHECK(product.wrong(added, 1) == 0);
           CHECK(product.wrong(raised, 0) == 0);
@@ -126,8 +127,8 @@ TEMPLATE_TEST_CASE("panel_gemm equals three plain loops for every width, mode, s
           for (Index c = 0; c < product.columns; ++c) row.data()[c] = T(c % 7) - T(2.5);
           for (Index i = 0; i < rows; ++i)
             std::copy(row.data(), row.data() + product.columns, stood.data() + i * product.c_row);
-          run.template operator()<Store::add>(stood, nullptr);
-          run.template operator()<Store::overwrite>(begun, nullptr, row.data());
+          run(Store::add, stood, nullptr);
+          run(Store::overwrite, begun, nullptr, row.data());
           CHECK(std::equal(begun.data(), begun.data() + rows * product.c_row, stood.data()));
           Index low = 0;
           for (Index c = 0; c < product.columns; ++c) {
@@ -149,8 +150,8 @@ TEMPLATE_TEST_CASE("panel_gemm passes over NaN when it raises the running maximu
   const std::vector<T> a = {T(1), T(3), std::numeric_limits<T>::quiet_NaN(), T(2), T(-4)};
   const std::vector<T> b(std::size_t(W), T(1));
   std::vector<T> c(std::size_t(rows * W)), maxima(std::size_t(W), -heed::kInfinity<T>);
-  heed::panel_gemm<Store::overwrite_and_max>(rows, 1, 1, Broadcast<T>{a.data(), 1, 1}, b.data(), W,
-                                             c.data(), W, maxima.data());
+  heed::panel_gemm(Store::overwrite_and_max, rows, 1, 1, Broadcast<T>{a.data(), 1, 1}, b.data(), W,
+                   c.data(), W, maxima.data());
   for (const T maximum : maxima) CHECK(maximum == T(3));
   CHECK(std::isnan(c[std::size_t(2 * W)]));
 }
@@ -162,9 +163,9 @@ TEMPLATE_TEST_CASE(
   const Index all = *std::max_element(std::begin(kRowCounts), std::end(kRowCounts));
   const Product<T> whole(all, 12, heed::kPanelLanes<T>, kWalks[0], 0);
   const auto run = [&](Index first, Index rows, Guarded<T>& c) {
-    heed::panel_gemm<Store::overwrite>(rows, whole.depth, heed::kPanelVectors,
-                                       whole.in_one_piece().skip_rows(first), whole.b.data(),
-                                       whole.b_row, c.data() + first * whole.c_row, whole.c_row);
+    heed::panel_gemm(Store::overwrite, rows, whole.depth, heed::kPanelVectors,
+                     whole.in_one_piece().skip_rows(first), whole.b.data(), whole.b_row,
+                     c.data() + first * whole.c_row, whole.c_row);
   };
   Guarded<T> together = whole.output();
   run(0, all, together);

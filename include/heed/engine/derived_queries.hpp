@@ -111,9 +111,9 @@ class DerivedQueries {
         return c_.bf16->dots(c_.bf16->key_columns[std::size_t(map_)], k, paired_, c_.plan.vectors,
                              out, running_max);
     if (running_max)
-      panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors,
-                                           Broadcast<Real>{k.data, k.stride, 1}, scaled_.data,
-                                           scaled_.lanes, out.data, out.lanes, running_max);
+      panel_gemm(Store::overwrite_and_max, k.count, k.columns, c_.plan.vectors,
+                 Broadcast<Real>{k.data, k.stride, 1}, scaled_.data, scaled_.lanes, out.data,
+                 out.lanes, running_max);
     else
       tile_dots(place, c_.plan.vectors, k, scaled_, out);
   }

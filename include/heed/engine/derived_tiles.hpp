@@ -117,22 +117,22 @@ struct DerivedTiles {
   void derive(const Real* projection, const Tables& tables, int vectors, int first = 0) const {
     const Index width = x.rows;
     for (int n = first; n < Lanes::planes; ++n) {
-      multiply<Store::overwrite>({projection, 1, projected.rows}, x.plane(n), projected.plane(n),
-                                 vectors);
-      multiply<Store::overwrite>({tables[0], width, 1}, x.plane(n), table.plane(n), vectors);
+      multiply(Store::overwrite, {projection, 1, projected.rows}, x.plane(n), projected.plane(n),
+               vectors);
+      multiply(Store::overwrite, {tables[0], width, 1}, x.plane(n), table.plane(n), vectors);
       if constexpr (Lanes::planes > 1)
-        if (n > 0) multiply<Store::add>({tables[1], width, 1}, x.plane(0), table.plane(n), vectors);
+        if (n > 0) multiply(Store::add, {tables[1], width, 1}, x.plane(0), table.plane(n), vectors);
     }
   }
   // dx += P dprojected + W^T dtable,  dx. += P dprojected. + W^T dtable. + W.^T dtable; these tiles hold the gradients.
   void chain(const Real* projection, const Tables& tables, int vectors) const {
     const Index width = x.rows;
     for (int n = 0; n < Lanes::planes; ++n) {
-      multiply<Store::add>({projection, projected.rows, 1}, projected.plane(n), x.plane(n),
-                           vectors);
-      multiply<Store::add>({tables[0], 1, width}, table.plane(n), x.plane(n), vectors);
+      multiply(Store::add, {projection, projected.rows, 1}, projected.plane(n), x.plane(n),
+               vectors);
+      multiply(Store::add, {tables[0], 1, width}, table.plane(n), x.plane(n), vectors);
       if constexpr (Lanes::planes > 1)
-        if (n > 0) multiply<Store::add>({tables[1], 1, width}, table.plane(0), x.plane(n), vectors);
+        if (n > 0) multiply(Store::add, {tables[1], 1, width}, table.plane(0), x.plane(n), vectors);
     }
   }
 
@@ -143,12 +143,11 @@ struct DerivedTiles {
     return {rows, before, v, Pack<Real>::iota() + Real(first + v * kLanes<Real>)};
   }
   // to = matrix from
-  template <Store store>
-  static void multiply(const Broadcast<Real>& matrix, const LaneTile<Real>& from,
+  static void multiply(Store store, const Broadcast<Real>& matrix, const LaneTile<Real>& from,
                        const LaneTile<Real>& to, int vectors) {
     if (to.rows > 0 && (store == Store::overwrite || from.rows > 0))
-      panel_gemm<store>(to.rows, from.rows, vectors, matrix, from.data, from.lanes, to.data,
-                        to.lanes);
+      panel_gemm(store, to.rows, from.rows, vectors, matrix, from.data, from.lanes, to.data,
+                 to.lanes);
   }
 };
 

@@ -30,15 +30,14 @@ namespace detail {
 template <class Real>
 struct ForwardPanel {
   Panel<Real> panel;
-  LaneTile<Real> out;  // [dim_v][lanes]
+  LaneSums<Real> out;  // [dim_v][lanes]
   LaneTile<Real>
       states;            // of a streaming normaliser: [number][lanes], the sum of the weights first
   RowBlock<Real> block;  // of a row normaliser
-  bool empty = true;     // `out` stands for zeros, whatever it holds
 
   ForwardPanel(const CallContext<Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
-        out(take_lanes(scratch, c.geometry.dim_v, c.plan.lanes)),
+        out{take_lanes(scratch, c.geometry.dim_v, c.plan.lanes)},
         states(take_lanes(scratch, c.op.normaliser.traits.state_numbers, c.plan.lanes)) {}
 };
 
@@ -99,9 +98,9 @@ class ForwardWorker {
     tiles_ = {part * c_.plan.tiles / parts, (part + 1) * c_.plan.tiles / parts};
     accumulate_streaming();
     for (My& my : active()) {
-      fill(my);
+      my.out.fill();
       std::copy_n(my.states.data, states_size(), to);
-      std::copy_n(my.out.data, out_size(), to + states_size());
+      std::copy_n(my.out.tile.data, out_size(), to + states_size());
       to += panel_elements();
     }
   }
@@ -112,8 +111,8 @@ class ForwardWorker {
     for (My& my : active()) {
       Real* part = from + n++ * panel_elements();
       std::copy_n(part, states_size(), my.states.data);
-      std::copy_n(part + states_size(), out_size(), my.out.data);
-      my.empty = false;
+      std::copy_n(part + states_size(), out_size(), my.out.tile.data);
+      my.out.empty = false;
       for (Index p = 1; p < parts; ++p) join(my, part + p * part_elements(c_));
       finish(my);
       if (saved_ && !saved_->mixed.empty()) save_mixed(my);
@@ -146,11 +145,8 @@ class ForwardWorker {
   void load_queries() {
     for (My& my : active()) {
       my.panel.load_queries();
-      my.empty = true;
+      my.out.empty = true;
     }
-  }
-  static void fill(My& my) {
-    if (std::exchange(my.empty, false)) my.out.fill(Real(0));
   }
 
   // The keys of tile t that some panel sees.
@@ -209,20 +205,21 @@ class ForwardWorker {
   // Adds a part: out = factor * out + factor' * out', and likewise the sums.
   void join(My& my, Real* part) {
     const LaneTile<Real> others{part, traits_.state_numbers, c_.plan.lanes};
-    const LaneTile<Real> out{part + states_size(), my.out.rows, my.out.lanes};
+    const LaneTile<Real> out{part + states_size(), my.out.tile.rows, my.out.tile.lanes};
     Real *const factors = rescale_, *const other_factors = tile_max_;  // scratch of other steps
     c_.op.normaliser.join(my.states, others, c_.plan.vectors, factors, other_factors);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Pack<Real> factor = Pack<Real>::load(factors + v * kLanes<Real>),
                        other_factor = Pack<Real>::load(other_factors + v * kLanes<Real>);
-      for (Index col = 0; col < my.out.rows; ++col)
-        my.out.store(col, v, my.out.load(col, v) * factor + out.load(col, v) * other_factor);
+      for (Index col = 0; col < my.out.tile.rows; ++col)
+        my.out.tile.store(col, v,
+                          my.out.tile.load(col, v) * factor + out.load(col, v) * other_factor);
     }
   }
 
   // All keys are seen: out becomes finish(state) * out.
   void finish(My& my) {
-    fill(my);
+    my.out.fill();
     my.panel.require_weight(my.states);
     c_.op.normaliser.finish(my.states, c_.plan.vectors, rescale_, my.panel.lse.row(0));
     scale_out(my);
@@ -236,8 +233,8 @@ class ForwardWorker {
   void scale_out(My& my) {
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Pack<Real> factor = Pack<Real>::load(rescale_ + v * kLanes<Real>);
-      for (Index col = 0; col < my.out.rows; ++col)
-        my.out.store(col, v, my.out.load(col, v) * factor);
+      for (Index col = 0; col < my.out.tile.rows; ++col)
+        my.out.tile.store(col, v, my.out.tile.load(col, v) * factor);
     }
   }
 
@@ -249,8 +246,8 @@ class ForwardWorker {
     for (My& my : panels) {
       const PanelTile tile = my.panel.tile(keys);
       if (tile.kind == TileKind::empty) continue;
-      fill(my);
-      parts_.emplace(&my.panel, tile, my.out, queries);
+      my.out.fill();
+      parts_.emplace(&my.panel, tile, my.out.tile, queries);
       seers_.emplace(&my);
       queries += tile.at.rows;
     }
@@ -301,7 +298,7 @@ class ForwardWorker {
   // Tells the normaliser the maximum of the tile, and rescales what was mixed and summed before.
   void move_references(My& my) {
     const bool moved = c_.op.normaliser.move(my.states, tile_max_, rescale_, c_.plan.vectors);
-    if (moved && !my.empty) scale_out(my);
+    if (moved && !my.out.empty) scale_out(my);
   }
 
   // All tiles: scores into whole rows; once: scores become weights; all tiles: out += V^T weights.
@@ -313,7 +310,7 @@ class ForwardWorker {
               });
     for (My& my : active()) {
       if (traits_.uses_extra || traits_.uses_query) {
-        const ReadoutPanel<Real> own = my.panel.readout.load(my.panel.place, my.out);
+        const ReadoutPanel<Real> own = my.panel.readout.load(my.panel.place, my.out.tile);
         my.block.extra = own.extra.data;
         my.block.query = own.query;
       }
@@ -327,7 +324,7 @@ class ForwardWorker {
                 });
               });
     for (My& my : active()) {
-      fill(my);
+      my.out.fill();
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.panel.is_nan_row(i)) make_row_nan(my, i);
       if (!saved_) continue;
@@ -348,7 +345,7 @@ class ForwardWorker {
 
   // Row i of the panel becomes NaN, since all visible scores of a map are -infinity or NaN.
   void make_row_nan(My& my, Index i) {
-    for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
+    for (Index col = 0; col < my.out.tile.rows; ++col) my.out.tile.row(col)[i] = kNan;
     for (int m = 0; m < maps_; ++m)
       if (my.panel.rows.max[std::size_t(m)][i] == -kInfinity<Real>) my.panel.lse.row(m)[i] = kNan;
     for (int d = 0; d < traits_.diagnostics; ++d)
@@ -359,20 +356,20 @@ class ForwardWorker {
   void accumulate_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights) {
     my.panel.dropout.drop(weights, tile.at);
     products_.begin(my.panel, tile);
-    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &bf16_.value_rows, &my.empty);
+    products_.add_lanes(my.panel.values(tile.at), weights, my.out, &bf16_.value_rows);
   }
 
   void write_out(My& my) {
     const TilePlace& place = my.panel.place;
     if (!readout_.identity) {
-      ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out);
+      ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out.tile);
       panel.lse = my.panel.lse.constant();
       c_.op.readout.read_out(panel);
       if (saved_)
         save_diagnostics(my, panel.diagnostics.data, traits_.diagnostics, readout_.diagnostics);
       if (readout_.counts_steps) unpack_rows(panel.steps, place, to_.steps);
     }
-    unpack_rows(my.out, place, to_.out);
+    unpack_rows(my.out.tile, place, to_.out);
     unpack_rows(my.panel.lse, place, to_.lse);
   }
 
@@ -389,7 +386,7 @@ class ForwardWorker {
   }
   void save_mixed(const My& my) {
     const Index dim = c_.geometry.dim_v;
-    unpack_lanes(my.out.data, my.out.lanes, my.panel.place.rows, dim,
+    unpack_lanes(my.out.tile.data, my.out.tile.lanes, my.panel.place.rows, dim,
                  saved_->mixed.data() + my.panel.first_row() * dim, dim);
   }
 

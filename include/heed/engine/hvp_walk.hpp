@@ -254,10 +254,10 @@ class HvpWorker {
     tile_dots(at, c_.plan.vectors, values, dout_, dscores_);
     tile_dots(at, c_.plan.vectors, values, dout_tangent_, pull_tangents_);
     if (d_.value.given())
-      tile_dots<Store::add>(at, c_.plan.vectors,
-                            {d_.value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
-                             c_.geometry.dim_v, d_.value.strides().row},
-                            dout_, pull_tangents_);
+      tile_dots(at, c_.plan.vectors,
+                {d_.value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
+                 c_.geometry.dim_v, d_.value.strides().row},
+                dout_, pull_tangents_, Store::add);
   }
 
   // Scores and their tangents become w and w., X and X. become g and g.

@@ -33,6 +33,17 @@ void add_sums_of_lanes(const Real* from, Index keys, Index count, Real* to, Inde
     }
 }
 
+// Sums in lanes. Empty ones stand for zeros, whatever the tile holds, and begin with the first product instead.
+template <class Real>
+struct LaneSums {
+  LaneTile<Real> tile;
+  bool empty = true;
+
+  void fill() {
+    if (std::exchange(empty, false)) tile.fill(Real(0));
+  }
+};
+
 template <class Real>
 class PanelProducts {
  public:
@@ -63,36 +74,36 @@ class PanelProducts {
   [[nodiscard]] Real* copy() const { return copy_; }
   [[nodiscard]] LaneTile<Real> hidden_or_none() { return hides() ? hidden() : LaneTile<Real>{}; }
 
-  // pairs: what holds such rows in pairs, where precision is mixed. empty: null, or whether `out` stands for zeros, whatever it
-  // holds; afterwards it does not.
+  // pairs: what holds such rows in pairs, where precision is mixed.
   void add_lanes(const Rows<Real>& rows, const LaneTile<Real>& weights, const LaneTile<Real>& out,
-                 PairedRows* pairs = nullptr, bool* empty = nullptr) {
+                 PairedRows* pairs = nullptr) {
+    LaneSums<Real> sums{out, false};
+    add_lanes(rows, weights, sums, pairs);
+  }
+  void add_lanes(const Rows<Real>& rows, const LaneTile<Real>& weights, LaneSums<Real>& out,
+                 PairedRows* pairs = nullptr) {
     const TilePlace& at = tile_.at;
-    bool unfilled = empty && std::exchange(*empty, false);
-    const auto fill = [&] {
-      if (std::exchange(unfilled, false)) out.fill(Real(0));
-    };
     if constexpr (std::is_same_v<Real, float>)
       if (pairs && c_.in_bf16(at.rows)) {
-        fill();
+        out.fill();
         const bool guarded = tile_.hides_pairs && !pairs->finite(rows);
-        return c_.bf16->add_lane_product(
-            *pairs, rows, weights, guarded ? hidden() : LaneTile<Real>{}, c_.plan.vectors, out);
+        return c_.bf16->add_lane_product(*pairs, rows, weights,
+                                         guarded ? hidden() : LaneTile<Real>{}, c_.plan.vectors,
+                                         out.tile);
       }
     const bool plainly = !tile_.hides_pairs || finite(rows);
     const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : this->hidden();
-    if (!plainly || at.rows <= kFewRows<Real>) fill();
+    if (!plainly || at.rows <= kFewRows<Real>) out.fill();
     for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
       const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
-      Store store = Store::add;
-      if (unfilled && strip.vectors == c_.plan.vectors) {
-        store = Store::overwrite;
-        unfilled = false;
-      }
-      fill();
+      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out.tile);
+      // The first product fills all lanes, or finds zeros in them.
+      const bool begins = out.empty && strip.vectors == c_.plan.vectors;
+      if (begins) out.empty = false;
+      out.fill();
       if (plainly)
-        add_lane_product(own, of, strip.vectors, at.rows, to, store);
+        add_lane_product(own, of, strip.vectors, at.rows, to,
+                         begins ? Store::overwrite : Store::add);
       else
         add_lane_product_guarded(own, of, strip.of(hidden), strip.vectors, at.rows, to, copy_);
     });

@@ -146,7 +146,7 @@ class QueryTangents {
     if (!queries_move() && !keys_move()) return out.fill(Real(0));
     if (!queries_move()) return tile_dots(place, c_.plan.vectors, key_tangents, query, out);
     tile_dots(place, c_.plan.vectors, keys, tangent, out);
-    if (keys_move()) tile_dots<Store::add>(place, c_.plan.vectors, key_tangents, query, out);
+    if (keys_move()) tile_dots(place, c_.plan.vectors, key_tangents, query, out, Store::add);
   }
   void add_bias(const TilePlace& at, const LaneTile<Real>& tangents, Real* scratch) const {
     const Real* source =

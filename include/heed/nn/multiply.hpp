@@ -251,9 +251,7 @@ class Product {
     if constexpr (kPairs)
       products().panel(store, rows, deep, vectors, a, b, L, to, stride, nullptr, bias);
     else
-      heed::detail::panel_product<Real>(store, rows, deep, vectors,
-                                        heed::detail::in_segments(a, deep), b, L, to, stride,
-                                        nullptr, bias);
+      panel_gemm(store, rows, deep, vectors, a, b, L, to, stride, nullptr, bias);
   }
 
   void run_few(int threads) {

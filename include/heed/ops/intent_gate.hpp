@@ -142,8 +142,8 @@ struct IntentCalculated : detail::WeightedGate<Real> {
   [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
     const Maps maps(*this, panel);
     const LaneTile<Real> intent = maps.query.product(panel.query);
-    maps.key.template apply<Store::add>(panel.own_key, intent);
-    maps.value.template apply<Store::add>(panel.own_value, intent);
+    maps.key.apply(panel.own_key, intent, Store::add);
+    maps.value.apply(panel.own_value, intent, Store::add);
     return intent;
   }
 };

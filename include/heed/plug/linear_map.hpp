@@ -48,11 +48,11 @@ class LinearMap {
   }
 
   // y = x W, or y += x W with Store::add. `y` must not be the memory of `x`.
-  template <Store S = Store::overwrite>
-  void apply(const LaneTile<const Real>& x, const LaneTile<Real>& y) const {
-    panel_gemm<S>(columns(), x.rows, panel_.vectors,
-                  Broadcast<Real>{of_head(weight_, x), 1, columns()}, x.data, x.lanes, y.data,
-                  y.lanes);
+  void apply(const LaneTile<const Real>& x, const LaneTile<Real>& y,
+             Store store = Store::overwrite) const {
+    panel_gemm(store, columns(), x.rows, panel_.vectors,
+               Broadcast<Real>{of_head(weight_, x), 1, columns()}, x.data, x.lanes, y.data,
+               y.lanes);
   }
   // x W, in the first rows of panel.work.
   [[nodiscard]] LaneTile<Real> product(const LaneTile<const Real>& x) const {
@@ -73,9 +73,9 @@ class LinearMap {
   // dx += dy W^T,  dW += sum over the valid lanes of x^T dy. Several maps with the same dy need only one turned().
   void vjp(const LaneTile<const Real>& x, const TurnedGradient<Real>& dy, const LaneTile<Real>& dx,
            Param<Real>& dweight) const {
-    panel_gemm<Store::add>(x.rows, columns(), panel_.vectors,
-                           Broadcast<Real>{of_head(weight_, x), columns(), 1}, dy.lanes.data,
-                           dy.lanes.lanes, dx.data, dx.lanes);
+    panel_gemm(Store::add, x.rows, columns(), panel_.vectors,
+               Broadcast<Real>{of_head(weight_, x), columns(), 1}, dy.lanes.data, dy.lanes.lanes,
+               dx.data, dx.lanes);
     gemm_add(x.rows, panel_.valid_lanes, columns(), Broadcast<Real>{x.data, x.lanes, 1}, dy.rows,
              dy.stride, of_head(dweight, x), columns());
   }

@@ -288,16 +288,16 @@ void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcas
 
 }  // namespace detail
 
-// C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
+// C[rows][vectors * W] over `depth`, by `store`. With Store::overwrite_and_max, running_max[lane] is raised to the
 // largest number of its column (NaN is passed over). With Store::overwrite, first_row[vectors * W], if given, is added to
 // each row of the product, in front of its terms. vectors in [1, kPanelVectors].
-template <Store S, class Element, template <class> class A>
-void panel_gemm(Index rows, Index depth, int vectors, const A<Element>& a, const Element* b,
-                Index b_row, detail::SumOf<Element>* c, Index c_row,
+template <class Element, template <class> class A>
+void panel_gemm(Store store, Index rows, Index depth, int vectors, const A<Element>& a,
+                const Element* b, Index b_row, detail::SumOf<Element>* c, Index c_row,
                 detail::SumOf<Element>* running_max = nullptr,
                 const detail::SumOf<Element>* first_row = nullptr) {
-  detail::panel_product<Element>(S, rows, depth, vectors, detail::in_segments(a, depth), b, b_row,
-                                 c, c_row, running_max, first_row);
+  detail::panel_product<Element>(store, rows, depth, vectors, detail::in_segments(a, depth), b,
+                                 b_row, c, c_row, running_max, first_row);
 }
 
 // C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after

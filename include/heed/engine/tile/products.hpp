@@ -25,10 +25,9 @@ void add_lane_product(const Rows<Real>& values, const LaneTile<Real>& weights, i
   if (queries <= kFewRows<Real>)
     return few_accumulate(values.data, values.stride, values.count, values.columns, weights.data,
                           queries, out.data, out.lanes);
-  detail::panel_product<Real>(
-      store, values.columns, values.count, vectors,
-      detail::in_segments(Broadcast<Real>{values.data, 1, values.stride}, values.count),
-      weights.data, weights.lanes, out.data, out.lanes, nullptr, nullptr);
+  panel_gemm(store, values.columns, values.count, vectors,
+             Broadcast<Real>{values.data, 1, values.stride}, weights.data, weights.lanes, out.data,
+             out.lanes);
 }
 
 // What numbers of `values` that are not finite add to the lanes that see their key; seen(x): what a product sees of a
@@ -60,15 +59,15 @@ void add_lane_product_guarded(const Rows<Real>& values, const LaneTile<Real>& we
 }
 
 // The dot products of a tile's computed pairs: out[key][lane] = rows[key] . lanes, or added to what `out` holds.
-template <Store store = Store::overwrite, class Real>
+template <class Real>
 void tile_dots(const TilePlace& at, int vectors, const Rows<Real>& rows,
-               const LaneTile<Real>& lanes, const LaneTile<Real>& out) {
+               const LaneTile<Real>& lanes, const LaneTile<Real>& out,
+               Store store = Store::overwrite) {
   for_strips(at, vectors, [&](const Strip& strip) {
     const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
     const LaneTile<Real> of = strip.lanes_of(lanes), to = strip.of(out);
-    panel_gemm<store>(own.count, own.columns, strip.vectors,
-                      Broadcast<Real>{own.data, own.stride, 1}, of.data, of.lanes, to.data,
-                      to.lanes);
+    panel_gemm(store, own.count, own.columns, strip.vectors,
+               Broadcast<Real>{own.data, own.stride, 1}, of.data, of.lanes, to.data, to.lanes);
   });
 }
 

@@ -29,9 +29,9 @@ template <class Real>
   using P = Pack<Real>;
   const P zero = Real(0), one = Real(1), enough = Real(1 - options.spare_eps);
   // (7) h = sigmoid(halt . z_n + bh)
-  panel_gemm<Store::overwrite>(1, z.rows, vectors,
-                               Broadcast<Real>{w.halt.data() + head * z.rows, z.rows, 1}, z.data,
-                               z.lanes, ponder.weight.data, ponder.weight.lanes);
+  panel_gemm(Store::overwrite, 1, z.rows, vectors,
+             Broadcast<Real>{w.halt.data() + head * z.rows, z.rows, 1}, z.data, z.lanes,
+             ponder.weight.data, ponder.weight.lanes);
   for (int v = 0; v < vectors; ++v) {
     const Index at = v * kLanes<Real>;
     const P h = logistic(ponder.weight.load(0, v) + w.halt_bias[head]);
@@ -90,8 +90,8 @@ void ponder_step_vjp(DialecticalBackward<Real>& pass, const PonderTrace<Real>& p
     ponder.dlogit.store(0, v, select(moved, select(halted, zero, dl), zero));
   }
   // (7) dz_n += dl halt,  dhalt += dl z_n,  dbh += dl
-  panel_gemm<Store::add>(d, 1, vectors, Broadcast<Real>{w.halt.data() + head * d, 1, d},
-                         ponder.dlogit.data, row, ponder.dz.data, row);
+  panel_gemm(Store::add, d, 1, vectors, Broadcast<Real>{w.halt.data() + head * d, 1, d},
+             ponder.dlogit.data, row, ponder.dz.data, row);
   sums.take_input(z);
   sums.add(ponder.dlogit, grad.halt.data() + head * d, d);
   grad.halt_bias[head] += sums.sum(ponder.dlogit.data);

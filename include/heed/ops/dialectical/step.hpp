@@ -93,11 +93,11 @@ template <class Real>
                                         const DialecticalStep<Real>& s, int vectors) {
   const Index d = s.z.rows, row = s.z.lanes;
   // (5) Sz z_t
-  panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.synth.data() + 2 * d, 3 * d, 1},
-                               s.z.data, row, s.argument.data, row);
+  panel_gemm(Store::overwrite, d, d, vectors, Broadcast<Real>{w.synth.data() + 2 * d, 3 * d, 1},
+             s.z.data, row, s.argument.data, row);
   // (4) z_t . gate
-  panel_gemm<Store::overwrite>(1, d, vectors, Broadcast<Real>{w.gate.data(), d, 1}, s.z.data, row,
-                               s.gate, row);
+  panel_gemm(Store::overwrite, 1, d, vectors, Broadcast<Real>{w.gate.data(), d, 1}, s.z.data, row,
+             s.gate, row);
   // (4) to (6) of each lane
   for (int v = 0; v < vectors; ++v) move_lanes(w, options, lanes, s, v);
 }
@@ -111,13 +111,13 @@ void dialectical_step_vjp(DialecticalBackward<Real>& pass, Index t, const LaneTi
   // (6) to (4) of each lane: da, dl
   for (int v = 0; v < vectors; ++v) move_lanes_vjp(lanes, trace, t, dz, v);
   // (5) dz_t += Sz^T da,  dSz += da z_t^T
-  panel_gemm<Store::add>(d, d, vectors, Broadcast<Real>{w.synth.data() + 2 * d, 1, 3 * d},
-                         lanes.step.data, row, dz.data, row);
+  panel_gemm(Store::add, d, d, vectors, Broadcast<Real>{w.synth.data() + 2 * d, 1, 3 * d},
+             lanes.step.data, row, dz.data, row);
   sums.take_input(z);
   sums.add(lanes.step, grad.synth.data() + 2 * d, 3 * d);
   // (4) dz_t += dl gate,  dgate += dl z_t,  dbg += dl
-  panel_gemm<Store::add>(d, 1, vectors, Broadcast<Real>{w.gate.data(), 1, d}, trace.dlogit, row,
-                         dz.data, row);
+  panel_gemm(Store::add, d, 1, vectors, Broadcast<Real>{w.gate.data(), 1, d}, trace.dlogit, row,
+             dz.data, row);
   sums.add({trace.dlogit, 1, row}, grad.gate.data(), d);
   grad.gate_bias[0] += sums.sum(trace.dlogit);
 }

@@ -69,13 +69,13 @@ template <class Real>
                                              const DialecticalLanes<Real>& lanes) {
   const Index d = mixed.rows, row = mixed.lanes;
   // (1) u+ = Vp m,  u- = Vn m
-  panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.v_pos.data(), d, 1}, mixed.data,
-                               row, lanes.positive().data, row);
-  panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.v_neg.data(), d, 1}, mixed.data,
-                               row, lanes.negative().data, row);
+  panel_gemm(Store::overwrite, d, d, vectors, Broadcast<Real>{w.v_pos.data(), d, 1}, mixed.data,
+             row, lanes.positive().data, row);
+  panel_gemm(Store::overwrite, d, d, vectors, Broadcast<Real>{w.v_neg.data(), d, 1}, mixed.data,
+             row, lanes.negative().data, row);
   // (2) fixed = Su [u+|u-] + bs
-  panel_gemm<Store::overwrite>(d, 2 * d, vectors, Broadcast<Real>{w.synth.data(), 3 * d, 1},
-                               lanes.summary.data, row, lanes.fixed.data, row);
+  panel_gemm(Store::overwrite, d, 2 * d, vectors, Broadcast<Real>{w.synth.data(), 3 * d, 1},
+             lanes.summary.data, row, lanes.fixed.data, row);
   for (Index c = 0; c < d; ++c)
     for (int v = 0; v < vectors; ++v) lanes.fixed.add(c, v, w.synth_bias[c]);
   // (3) tension = sigmoid(-cos)
@@ -96,8 +96,8 @@ void dialectical_summaries_vjp(DialecticalBackward<Real>& pass, const LaneTile<c
   const LaneTile<Real> dsummary = trace.dsummary(d);
   const LaneTile<Real> dpositive = dsummary.part(0, d), dnegative = dsummary.part(d, d);
   // (3) dcos = -dtension tension (1 - tension), after d[u+|u-] = Su^T dfixed of (2)
-  panel_gemm<Store::overwrite>(2 * d, d, vectors, Broadcast<Real>{w.synth.data(), 1, 3 * d},
-                               trace.dfixed.data, row, dsummary.data, row);
+  panel_gemm(Store::overwrite, 2 * d, d, vectors, Broadcast<Real>{w.synth.data(), 1, 3 * d},
+             trace.dfixed.data, row, dsummary.data, row);
   for (int v = 0; v < vectors; ++v) {
     const Index at = v * kLanes<Real>;
     const P tension = P::load(lanes.tension + at), dtension = P::load(trace.dtension + at);
@@ -117,10 +117,10 @@ void dialectical_summaries_vjp(DialecticalBackward<Real>& pass, const LaneTile<c
   sums.take_input(mixed);
   sums.add(dpositive, grad.v_pos.data(), d);
   sums.add(dnegative, grad.v_neg.data(), d);
-  panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.v_pos.data(), 1, d}, dpositive.data,
-                               row, dmixed.data, row);
-  panel_gemm<Store::add>(d, d, vectors, Broadcast<Real>{w.v_neg.data(), 1, d}, dnegative.data, row,
-                         dmixed.data, row);
+  panel_gemm(Store::overwrite, d, d, vectors, Broadcast<Real>{w.v_pos.data(), 1, d}, dpositive.data,
+             row, dmixed.data, row);
+  panel_gemm(Store::add, d, d, vectors, Broadcast<Real>{w.v_neg.data(), 1, d}, dnegative.data, row,
+             dmixed.data, row);
 }
 
 }  // namespace detail

@@ -96,9 +96,9 @@ struct PrototypePull {
   [[nodiscard]] Winners winners(const ReadoutPanel<Real>& panel) const {
     const Index h = panel.head, count = memory.count(h), dim = panel.query.rows;
     const LaneTile<Real> match = panel.work.part(0, count);
-    panel_gemm<Store::overwrite>(count, dim, panel.vectors,
-                                 Broadcast<Real>{memory.prototype(h, 0), dim, 1}, panel.query.data,
-                                 panel.query.lanes, match.data, match.lanes);
+    panel_gemm(Store::overwrite, count, dim, panel.vectors,
+               Broadcast<Real>{memory.prototype(h, 0), dim, 1}, panel.query.data, panel.query.lanes,
+               match.data, match.lanes);
     std::array<P, std::size_t(kPanelVectors)> best, index;
     for (Index m = 0; m < count; ++m) {
       const P factor = Real(1) / (norm(memory.prototype(h, m), dim) + Real(memory.eps));
