@@ -380,8 +380,11 @@ void set_zero(std::initializer_list<TensorView<Real>> views, int threads) {
     const TensorView<Real>* view = views.begin();
     for (; unit >= heads(*view); ++view) unit -= heads(*view);
     const Shape& s = view->shape();
-    for (Index t = 0; t < s.len; ++t)
-      std::fill_n(view->row(unit / s.heads, unit % s.heads, t), s.dim, Real(0));
+    const bool dense = view->strides().row == s.dim;  // all rows of a head are one run
+    const Index runs = dense ? std::min<Index>(s.len, 1) : s.len,
+                run = dense ? s.len * s.dim : s.dim;
+    for (Index t = 0; t < runs; ++t)
+      std::fill_n(view->row(unit / s.heads, unit % s.heads, t), run, Real(0));
   });
 }
 

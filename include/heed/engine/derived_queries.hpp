@@ -55,9 +55,7 @@ class DerivedQueries {
     const Rows<Real> own = query_rows();
     const Real factor = c_.query_factor();
     if (rows <= kFewRows<Real>) {
-      for (Index i = 0; i < rows; ++i)
-        for (Index col = 0; col < source_.width; ++col)
-          few_[i * source_.width + col] = factor * own.row(i)[col];
+      copy_rows(own, factor, few_, source_.width);
     } else {
       pack_lanes(own.data, own.stride, rows, source_.width, scaled_.data, lanes, factor);
       if constexpr (std::is_same_v<Real, float>)

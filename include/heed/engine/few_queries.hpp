@@ -73,7 +73,7 @@ class FewQueries {
       P largest = top[i];
       for (Index j = 0; j < tile.at.keys; j += kLanes<Real>)
         largest = max(P::load(row + j), largest);
-      for (int k = 0; k < kLanes<Real>; ++k) top[i] = std::max(top[i], largest.lane(k));
+      top[i] = max_lanes(largest);
     }
   }
 

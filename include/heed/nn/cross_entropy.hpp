@@ -43,8 +43,7 @@ template <class Real>
   Pack<Real> tops = -kInfinity<Real>;
   Index j = 0;
   for (; j + W <= count; j += W) tops = max(Pack<Real>::load(row + j), tops);
-  Real top = -kInfinity<Real>;
-  for (int i = 0; i < int(W); ++i) top = std::max(top, tops.lane(i));
+  Real top = max_lanes(tops);
   for (; j < count; ++j) top = std::max(top, row[j]);
   return top;
 }

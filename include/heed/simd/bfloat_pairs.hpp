@@ -220,15 +220,18 @@ struct Elements<BfloatPair> {
 // True if both numbers of every pair are finite.
 [[nodiscard, gnu::noinline]] inline bool all_finite(const BfloatPair* pairs, Index stride,
                                                     Index count, Index columns) {
-  std::uint32_t found = 0;
-  for (Index r = 0; r < count; ++r, pairs += stride)
-    for (Index c = 0; c < columns; ++c) {
-      // Adding one to the exponent's last bit carries out of an exponent of ones only.
-      const std::uint32_t first = (pairs[c].bits & 0x7F80U) + 0x80U;
-      const std::uint32_t second = (pairs[c].bits >> 16 & 0x7F80U) + 0x80U;
-      found |= first | second;
-    }
-  return (found & 0x8000U) == 0;
+  constexpr Index W = kLanes<float>;
+  // Adding one to an exponent's last bit carries out of an exponent of ones only, into the sign.
+  const auto carries = [](auto bits) { return (bits & 0x7F807F80U) + 0x00800080U; };
+  detail::PairBits found = {};
+  std::uint32_t edge = 0;
+  for (Index r = 0; r < count; ++r, pairs += stride) {
+    Index c = 0;
+    for (; c + W <= columns; c += W) found |= carries(detail::load_pairs(pairs + c));
+    for (; c < columns; ++c) edge |= carries(pairs[c].bits);
+  }
+  for (Index lane = 0; lane < W; ++lane) edge |= found[lane];
+  return (edge & 0x80008000U) == 0;
 }
 
 // Replaces numbers that are not finite by 0.

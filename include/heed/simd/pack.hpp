@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -188,14 +189,27 @@ template <class Real>
 template <class Mask>
 [[nodiscard]] bool any_lane(Mask mask);
 
-// The sum of all lanes, added pairwise in a fixed order.
+// f of all lanes, taken in pairs in a fixed order: those of the halves, then those of the halves of the result, and so on.
+template <int Half, class Real, class F, int... L>
+[[nodiscard, gnu::always_inline]] inline Real fold_halves(Pack<Real> p, F&& f,
+                                                          std::integer_sequence<int, L...> lanes) {
+  if constexpr (Half == 0) return p.lane(0);
+  const Pack<Real> other =
+      typename Pack<Real>::Vector(__builtin_shufflevector(p.v, p.v, (L + Half) % kLanes<Real>...));
+  return fold_halves<Half / 2>(f(p, other), f, lanes);
+}
+template <class Real, class F>
+[[nodiscard, gnu::always_inline]] inline Real fold_lanes(Pack<Real> p, F&& f) {
+  return fold_halves<kLanes<Real> / 2>(p, f, std::make_integer_sequence<int, kLanes<Real>>{});
+}
 template <class Real>
 [[nodiscard]] inline Real sum_lanes(Pack<Real> p) {
-  Real lanes[kLanes<Real>];
-  p.store(lanes);
-  for (int width = kLanes<Real> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  return fold_lanes(p, [](Pack<Real> a, Pack<Real> b) { return a + b; });
+}
+// The largest lane of a pack without NaN.
+template <class Real>
+[[nodiscard]] inline Real max_lanes(Pack<Real> p) {
+  return fold_lanes(p, [](Pack<Real> a, Pack<Real> b) { return max(a, b); });
 }
 
 }  // namespace HEED_ABI

@@ -76,6 +76,26 @@ template <Index Row, class Real>
   for (int i = 0; i < W; ++i) rows[i].store(destination + i * (Row > 0 ? Row : destination_row));
 }
 
+// The same of `rows` rows, with zeros for the others.
+template <class Real>
+void transpose_few(const Real* source, Index source_row, Index rows, Real* destination,
+                   Index destination_row, Real factor) {
+  constexpr Index W = kLanes<Real>;
+  Real block[std::size_t(W * W)] = {};
+  for (Index r = 0; r < rows; ++r) Pack<Real>::load(source + r * source_row).store(block + r * W);
+  transpose_block<0>(block, W, destination, destination_row, factor);
+}
+// destination[c][r] = source[r][c] for one W x W block, for the first `columns` columns only.
+template <class Real>
+void transpose_to_few(const Real* source, Index source_row, Index columns, Real* destination,
+                      Index destination_row) {
+  constexpr Index W = kLanes<Real>;
+  Real block[std::size_t(W * W)];
+  transpose_block<0>(source, source_row, block, W, Real(1));
+  for (Index c = 0; c < columns; ++c)
+    Pack<Real>::load(block + c * W).store(destination + c * destination_row);
+}
+
 }  // namespace detail
 
 // tile[c][r] = factor * source[r][c] for r < rows, 0 for rows <= r < lanes. lanes: multiple of W.
@@ -98,14 +118,21 @@ void pack_lanes(const Real* source, Index source_row, Index rows, Index columns,
       for (Index i = r; i < r + W; ++i) tile[c * lanes + i] = factor * source[i * source_row + c];
   }
   if (full_rows == lanes) return;
-  for (Index c = 0; c < columns; ++c) {
-    for (Index r = full_rows; r < rows; ++r)
-      tile[c * lanes + r] = factor * source[r * source_row + c];
-    for (Index r = rows; r < lanes; ++r) tile[c * lanes + r] = Real(0);
-  }
+  const Index behind = full_rows + (rows > full_rows ? W : 0);  // lanes of blocks with rows
+  for (Index c = 0; c < columns; ++c)
+    for (Index r = behind; r < lanes; ++r) tile[c * lanes + r] = Real(0);
+  if (behind == full_rows) return;
+  source += full_rows * source_row;
+  tile += full_rows;
+  for (Index c = 0; c < full_columns; c += W)
+    detail::transpose_few(source + c, source_row, rows - full_rows, tile + c * lanes, lanes,
+                          factor);
+  for (Index c = full_columns; c < columns; ++c)
+    for (Index r = 0; r < W; ++r)
+      tile[c * lanes + r] = r < rows - full_rows ? factor * source[r * source_row + c] : Real(0);
 }
 
-// destination[r][c] = tile[c][r] for r < rows.
+// destination[r][c] = tile[c][r] for r < rows. lanes: multiple of W; lanes behind the last row are read, not used.
 template <class Real>
 void unpack_lanes(const Real* tile, Index lanes, Index rows, Index columns, Real* destination,
                   Index destination_row) {
@@ -115,8 +142,9 @@ void unpack_lanes(const Real* tile, Index lanes, Index rows, Index columns, Real
     for (Index r = 0; r < full_rows; r += W)
       detail::transpose_block<0>(tile + c * lanes + r, lanes, destination + r * destination_row + c,
                                  destination_row, Real(1));
-    for (Index r = full_rows; r < rows; ++r)
-      for (Index i = c; i < c + W; ++i) destination[r * destination_row + i] = tile[i * lanes + r];
+    if (full_rows < rows)
+      detail::transpose_to_few(tile + c * lanes + full_rows, lanes, rows - full_rows,
+                               destination + full_rows * destination_row + c, destination_row);
   }
   for (Index c = full_columns; c < columns; ++c)
     for (Index r = 0; r < rows; ++r) destination[r * destination_row + c] = tile[c * lanes + r];

@@ -49,15 +49,14 @@ struct PanelRows {
   void copy(const Rows<Real>& from, Index lanes, Real factor = Real(1)) {
     const Index padded = whole_vectors<Real>(from.columns);
     std::fill(memory + from.count * padded, memory + lanes * padded, Real(0));
-    for (Index r = 0; r < from.count; ++r)
-      for (Index col = 0; col < padded; ++col)
-        memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : Real(0);
+    copy_rows(from, factor, memory, padded);
     rows = {memory, from.count, from.columns, padded};
   }
   // Copies the first `count` lanes.
   void copy(const LaneTile<Real>& from, Index count) {
     const Index padded = whole_vectors<Real>(from.rows);
-    std::fill(memory, memory + from.lanes * padded, Real(0));
+    const Index written = padded == from.rows ? count : 0;  // rows without a gap
+    std::fill(memory + written * padded, memory + from.lanes * padded, Real(0));
     unpack_lanes(from.data, from.lanes, count, from.rows, memory, padded);
     rows = {memory, count, from.rows, padded};
   }

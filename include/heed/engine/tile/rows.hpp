@@ -21,6 +21,19 @@ struct Rows {
   }
 };
 
+// to[r][c] = factor * from[r][c], rows of `stride` numbers, with zeros behind the last column. `to` may be `from`.
+template <class Real>
+void copy_rows(const Rows<Real>& from, Real factor, Real* to, Index stride) {
+  constexpr Index W = kLanes<Real>;
+  const Index whole = from.columns / W * W;
+  for (Index r = 0; r < from.count; ++r, to += stride) {
+    const Real* row = from.row(r);
+    for (Index c = 0; c < whole; c += W)
+      (Pack<Real>::load(row + c) * Pack<Real>(factor)).store(to + c);
+    for (Index c = whole; c < stride; ++c) to[c] = c < from.columns ? factor * row[c] : Real(0);
+  }
+}
+
 template <class Real>
 [[nodiscard]] bool all_finite(const Rows<Real>& rows) {
   constexpr Index W = kLanes<Real>, chains = 4;
@@ -34,6 +47,7 @@ template <class Real>
     };
     Index c = 0;
     for (; c + chains * W <= whole; c += chains * W)
+#pragma GCC unroll 4
       for (Index chain = 0; chain < chains; ++chain) look(c + chain * W, chain);
     for (; c < whole; c += W) look(c, 0);
     for (; c < rows.columns; ++c) edge += row[c] * Real(0);
