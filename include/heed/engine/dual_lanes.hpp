@@ -45,10 +45,10 @@ template <class Real>
   const auto sum = [&](const Pack<Real>& of) { return Pack<Real>(valid_sum(of, idle, v, count)); };
   return dual_pack(sum(x.value), sum(tangent_of(x)));
 }
-// What a gradient that all lanes share adds to a result.
+// What gradients that all lanes share add to results.
 template <class Real>
-[[nodiscard]] double gradient_in(const LaneDual<Pack<Real>, 1>& x) {
-  return double(tangent_of(x).lane(0));
+void add_terms(const LaneDual<Pack<Real>, 1>* terms, Index count, double* sums) {
+  for (Index i = 0; i < count; ++i) sums[i] += double(tangent_of(terms[i]).lane(0));
 }
 // Lanes that are 0 and stay so.
 template <class Real>

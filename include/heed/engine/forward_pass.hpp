@@ -38,7 +38,9 @@ void prepare_saved(const OpTiles<Real>& op, const Geometry& g, Saved<Real>& save
   saved.lse.assign(std::size_t(normaliser.maps) * rows, -kInfinity<Real>);
   saved.state.assign(normaliser.streams ? std::size_t(normaliser.state_numbers) * rows : 0,
                      Real(0));
-  saved.mixed.assign(readout.saves_mixed ? rows * std::size_t(g.dim_v) : 0, Real(0));
+  // Each row is written, but for those of a share whose panel begins elsewhere.
+  if (!(g.share == Share{})) saved.mixed.clear();
+  saved.mixed.resize(readout.saves_mixed ? rows * std::size_t(g.dim_v) : 0);
   saved.diagnostics.assign(std::size_t(normaliser.diagnostics + readout.diagnostics),
                            std::vector<Real>(rows, Real(0)));
   name_diagnostics(op, saved);

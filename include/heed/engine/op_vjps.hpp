@@ -17,10 +17,18 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// The number of which a result is made; of one that moves, dual_lanes.hpp gives the tangent.
+// sums[i] += terms[i]; of terms that move, dual_lanes.hpp adds the tangents. Vectors of zeros, as of the heads that a visitor has
+// nothing to do with, are passed over.
 template <std::floating_point Number>
-[[nodiscard]] double gradient_in(Number x) {
-  return double(x);
+void add_terms(const Number* terms, Index count, double* sums) {
+  constexpr Index W = kLanes<Number>;
+  const auto add = [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) sums[i] += double(terms[i]);
+  };
+  const Index whole = count / W * W;
+  for (Index i = 0; i < whole; i += W)
+    if (any_lane(Pack<Number>::load(terms + i) != Pack<Number>(Number(0)))) add(i, i + W);
+  add(whole, count);
 }
 
 template <class Part, class Real>
@@ -39,7 +47,8 @@ class PartGradientOf final : public PartGradient<Real> {
   }
   void add_to(double* to) const override {
     visit_parameters(part, [&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) *to++ += gradient_in(param[i]);
+      add_terms(param.data(), param.size(), to);
+      to += param.size();
     });
   }
   void add_from(const double* from) override {
