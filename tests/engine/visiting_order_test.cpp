@@ -4,9 +4,12 @@
 #include "catch.hpp"
 
 #include <heed/core/random.hpp>
+#include <heed/engine/op_vjps.hpp>
 #include <heed/engine/ordered_sums.hpp>
 
 #include <atomic>
+#include <cmath>
+#include <limits>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -187,4 +190,20 @@ TEST_CASE("a visitor leaves its terms and goes; one that must come in turn waits
   CHECK(sums.total()[0] == 0);
   add(0, 1e100);
   CHECK(sums.total()[0] == 1);  // (1e100 - 1e100) + 1
+}
+
+TEMPLATE_TEST_CASE("terms of single numbers among zeros are added, wherever they are", "", float,
+                   double) {
+  const Index count = 3 * kLanes<TestType> + 1;
+  for (Index at = 0; at < count; ++at)
+    for (const TestType term : {TestType(0.5), std::numeric_limits<TestType>::quiet_NaN()}) {
+      std::vector<TestType> terms(std::size_t(count), TestType(0));
+      terms[std::size_t(at)] = term;
+      std::vector<double> sums(std::size_t(count), 1.0);
+      heed::detail::add_terms(terms.data(), count, sums.data());
+      for (Index i = 0; i < count; ++i) {
+        const double sum = sums[std::size_t(i)], wanted = i == at ? 1 + double(term) : 1;
+        CHECK((sum == wanted || (std::isnan(sum) && std::isnan(wanted))));
+      }
+    }
 }

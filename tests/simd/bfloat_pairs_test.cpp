@@ -225,25 +225,27 @@ TEST_CASE("numbers are paired along columns and along rows, with 0 behind odd co
 }
 
 TEST_CASE("what is not finite among pairs is found and cleared, nothing else", "[bfloat_pairs]") {
+  constexpr Index C = heed::kLanes<float> + 3, gap = 2, count = 6 * C;  // a whole vector and a rest
   const float bad[] = {heed::kInfinity<float>, -heed::kInfinity<float>,
                        std::numeric_limits<float>::quiet_NaN(), 0x1.FFp127F};
   for (const float x : bad)
-    for (Index at = 0; at < 2 * 3 * 5; ++at) {
-      float rows[6][5] = {};
-      for (Index i = 0; i < 30; ++i) rows[i / 5][i % 5] = i % 3 == 0 ? 0x1.FEp127F : float(i) - 7;
-      BfloatPair pairs[3][7];
-      heed::pair_rows(rows[0], 5, 6, 5, pairs[0], 7);
-      for (auto& row : pairs) row[5] = row[6] = heed::pair_of(x, x);  // in a gap
-      CHECK(heed::all_finite(pairs[0], 7, 3, 5));
-      rows[at / 5][at % 5] = x;
-      heed::pair_rows(rows[0], 5, 6, 5, pairs[0], 7);
-      CHECK_FALSE(heed::all_finite(pairs[0], 7, 3, 5));
-      heed::clear_non_finite(pairs[0], 7, 3, 5);
+    for (Index at = 0; at < count; ++at) {
+      float rows[6][C] = {};
+      for (Index i = 0; i < count; ++i)
+        rows[i / C][i % C] = i % 3 == 0 ? 0x1.FEp127F : float(i) - 7;
+      BfloatPair pairs[3][C + gap];
+      heed::pair_rows(rows[0], C, 6, C, pairs[0], C + gap);
+      for (auto& row : pairs) row[C] = row[C + 1] = heed::pair_of(x, x);
+      CHECK(heed::all_finite(pairs[0], C + gap, 3, C));
+      rows[at / C][at % C] = x;
+      heed::pair_rows(rows[0], C, 6, C, pairs[0], C + gap);
+      CHECK_FALSE(heed::all_finite(pairs[0], C + gap, 3, C));
+      heed::clear_non_finite(pairs[0], C + gap, 3, C);
       Index wrong = 0;
-      for (Index i = 0; i < 30; ++i) {
-        const BfloatPair pair = pairs[i / 5 / 2][i % 5];
-        const float has = i / 5 % 2 == 0 ? first_of(pair) : second_of(pair);
-        wrong += !same(has, i == at ? 0.0F : model_rounded(rows[i / 5][i % 5]));
+      for (Index i = 0; i < count; ++i) {
+        const BfloatPair pair = pairs[i / C / 2][i % C];
+        const float has = i / C % 2 == 0 ? first_of(pair) : second_of(pair);
+        wrong += !same(has, i == at ? 0.0F : model_rounded(rows[i / C][i % C]));
       }
       CHECK(wrong == 0);
     }

@@ -48,11 +48,14 @@ TEMPLATE_TEST_CASE("any_lane finds a single lane wherever it is", "[pack]", floa
   CHECK_FALSE(heed::any_lane(lanes == Pack<T>(T(-1))));
 }
 
-TEMPLATE_TEST_CASE("sum_lanes adds every lane once, square_root is exact", "[pack]", float,
-                   double) {
+TEMPLATE_TEST_CASE("sum_lanes adds every lane once, max_lanes looks at all, square_root is exact",
+                   "[pack]", float, double) {
   using T = TestType;
   const int W = heed::kLanes<T>;
   CHECK(heed::sum_lanes(Pack<T>::iota()) == T(W * (W - 1) / 2));
+  for (int i = 0; i < W; ++i)
+    CHECK(heed::max_lanes(select(Pack<T>::iota() == Pack<T>(T(i)), Pack<T>(T(-1)),
+                                 Pack<T>(-heed::kInfinity<T>))) == T(-1));
   for (const double x : {0.0, 2.0, 9.0, 1e-12, 1e12})
     CHECK(square_root(Pack<T>(T(x))).lane(W - 1) == std::sqrt(T(x)));
   CHECK(std::isnan(square_root(Pack<T>(T(-1))).lane(0)));
