@@ -13,6 +13,7 @@
 //   heed_bench --benchmark_filter='^layer'               a layer on all cores, free and busy, against one thread
 //   heed_bench --benchmark_repetitions=5 --benchmark_report_aggregates_only=true
 //   heed_bench --benchmark_out=FILE                      JSON, with all counters
+//   heed_bench --table                                   the table of bench/NOTES.md for this machine
 //   heed_bench --tune                                    which tile sizes are faster here than the plan's
 
 #include "peers/peers.hpp"
@@ -43,6 +44,8 @@ Usage: heed_bench [OPTIONS]
 Options:
   -h,--help                                Prints this help and ends
   --version                                Prints the version and ends
+  --table                                  Prints one table in Markdown: the variants in the usual cases in float, over
+                                           plain attention, whose shares of the peak it has; takes minutes
   --tune                                   Prints what the plan of plain attention chooses in the usual cases, and
                                            which tile sizes are faster here; takes minutes
   --benchmark_filter=REGEX                 Runs the benchmarks whose name, CONTENDER/PASS/DTYPE/CASE, matches
@@ -120,8 +123,9 @@ class Arguments {
   std::vector<std::string> words_;
 };
 
-[[nodiscard]] std::string usual_filter() {
-  std::string filter = "/float/(";
+// of_variants: leaves out the zoo.
+[[nodiscard]] std::string usual_filter(bool of_variants) {
+  std::string filter = of_variants ? "^[^:/]*/[a-z]*/float/(" : "/float/(";
   for (std::size_t i = 0; i < heed_bench::kUsualCases; ++i)
     filter += (i > 0 ? "|" : "") + heed_bench::cases()[i].text();
   return "--benchmark_filter=" + filter + ")/";
@@ -186,20 +190,23 @@ void require_values(const Arguments& arguments) {
 
 [[nodiscard]] std::unique_ptr<benchmark::BenchmarkReporter> reporter_named(
     const std::string& format, bool colours) {
+  if (format == "markdown") return std::make_unique<heed_bench::MarkdownReporter>();
   if (format == "json") return std::make_unique<benchmark::JSONReporter>();
   if (format == "console") return std::make_unique<heed_bench::TableReporter>(colours);
   return std::make_unique<heed_bench::CsvReporter>();
 }
 
-int run_benchmarks(Arguments& arguments) {
+int run_benchmarks(Arguments& arguments, bool as_table) {
   require_values(arguments);
   const auto shown =
-      reporter_named(arguments.value("format").value_or("console"), wants_colours(arguments));
+      reporter_named(as_table ? "markdown" : arguments.value("format").value_or("console"),
+                     wants_colours(arguments));
   const std::string out = arguments.value("out").value_or("");
   const auto filed =
       out.empty() ? nullptr : reporter_named(arguments.value("out_format").value_or("json"), false);
   for (const char* own : {"out", "out_format", "format"}) arguments.remove(own);
-  if (!arguments.names("filter") && !arguments.names("list_tests")) arguments.add(usual_filter());
+  if (!arguments.names("filter") && !arguments.names("list_tests"))
+    arguments.add(usual_filter(as_table));
   arguments.initialize();
   const heed_program::Machine machine = heed_program::this_machine();
   benchmark::AddCustomContext("machine", machine.name + ", " + machine.kind);
@@ -236,7 +243,12 @@ int run(int argc, char** argv) {
     heed_bench::tune();
     return 0;
   }
-  return run_benchmarks(arguments);
+  if (arguments.has("--table")) {
+    if (argc > 2) throw heed_program::UsageError("--table takes no other option beside it");
+    Arguments usual(1, argv);
+    return run_benchmarks(usual, true);
+  }
+  return run_benchmarks(arguments, false);
 }
 
 }  // namespace

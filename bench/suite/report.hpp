@@ -9,11 +9,13 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <ctime>
 #include <iomanip>
 #include <iostream>
 #include <map>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace heed_bench {
@@ -26,6 +28,30 @@ namespace heed_bench {
   if (!info.load_avg.empty()) line << ", load " << info.load_avg[0];
   line << "; " << machine.compiler << ": " << machine.flags << "\n";
   return line.str();
+}
+
+// The parts of a benchmark's name.
+struct RunName {
+  std::string contender, pass, dtype, shape;
+
+  explicit RunName(const benchmark::BenchmarkReporter::Run& run) {
+    std::istringstream parts(run.run_name.function_name);
+    for (std::string* part : {&contender, &pass, &dtype, &shape}) std::getline(parts, *part, '/');
+  }
+};
+
+[[nodiscard]] inline double counter(const benchmark::UserCounters& counters, const char* name) {
+  const auto found = counters.find(name);
+  return found == counters.end() ? 0.0 : found->second.value;
+}
+// With repetitions the median comes last.
+[[nodiscard]] inline bool is_result(const benchmark::BenchmarkReporter::Run& run) {
+  using Run = benchmark::BenchmarkReporter::Run;
+  return !run.error_occurred &&
+         (run.run_type == Run::RT_Iteration || run.aggregate_name == "median");
+}
+inline void add_once(std::vector<std::string>& list, const std::string& x) {
+  if (std::find(list.begin(), list.end(), x) == list.end()) list.push_back(x);
 }
 
 // Rows with the wall time of a benchmark. Processor time is that of one thread, and is only in JSON.
@@ -42,10 +68,7 @@ class TableReporter : public benchmark::ConsoleReporter {
   void ReportRuns(const std::vector<Run>& runs) override {
     ConsoleReporter::ReportRuns(runs);
     for (const Run& run : runs)
-      // With repetitions the median comes last.
-      if (!run.error_occurred &&
-          (run.run_type == Run::RT_Iteration || run.aggregate_name == "median"))
-        note(run);
+      if (is_result(run)) note(run);
   }
 
   void Finalize() override {
@@ -109,34 +132,21 @@ class TableReporter : public benchmark::ConsoleReporter {
     std::map<std::pair<std::string, std::string>, std::string> cells;
   };
 
-  static void add_once(std::vector<std::string>& list, const std::string& x) {
-    if (std::find(list.begin(), list.end(), x) == list.end()) list.push_back(x);
-  }
-
-  // Names are contender/pass/dtype/case.
   void note(const Run& run) {
-    std::istringstream parts(run.run_name.function_name);
-    std::string contender, pass, dtype, shape;
-    std::getline(parts, contender, '/');
-    std::getline(parts, pass, '/');
-    std::getline(parts, dtype, '/');
-    std::getline(parts, shape, '/');
-    Table& table = tables_[pass + " " + dtype];
-    add_once(table.rows, contender);
-    add_once(table.columns, shape);
-    table.cells[{contender, shape}] = cell(run.counters);
+    const RunName name(run);
+    Table& table = tables_[name.pass + " " + name.dtype];
+    add_once(table.rows, name.contender);
+    add_once(table.columns, name.shape);
+    table.cells[{name.contender, name.shape}] = cell(run.counters);
   }
   [[nodiscard]] static std::string cell(const benchmark::UserCounters& counters) {
     std::ostringstream out;
-    const auto counter = [&](const char* name) {
-      const auto found = counters.find(name);
-      return found == counters.end() ? 0.0 : found->second.value;
-    };
     for (const char* name : {"x_sdpa", "x_one_thread"})
-      if (const double ratio = counter(name); ratio > 0)
+      if (const double ratio = counter(counters, name); ratio > 0)
         out << std::fixed << std::setprecision(ratio < 10 ? 2 : 1) << ratio << "x ";
     if (counters.contains("x_one_thread")) return out.str();
-    out << std::fixed << std::setprecision(0) << 100 * (counter("peak") + counter("read")) << "%";
+    out << std::fixed << std::setprecision(0)
+        << 100 * (counter(counters, "peak") + counter(counters, "read")) << "%";
     return out.str();
   }
 
@@ -166,6 +176,56 @@ class TableReporter : public benchmark::ConsoleReporter {
   }
 
   std::map<std::string, Table> tables_;
+};
+
+// The table of --table, in Markdown: contenders by cases, forward / backward; of plain attention the shares of the FMA peak, of
+// others the time over its.
+class MarkdownReporter : public benchmark::BenchmarkReporter {
+ public:
+  bool ReportContext(const Context& context) override {
+    const std::time_t now = std::time(nullptr);
+    GetOutputStream() << machine_line(context.cpu_info) << "heed " HEED_VERSION ", commit "
+                      << HEED_COMMIT << ", " << std::put_time(std::gmtime(&now), "%F") << "\n\n";
+    return true;
+  }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      if (!is_result(run)) continue;
+      const RunName name(run);
+      add_once(rows_, name.contender);
+      add_once(columns_, name.shape);
+      std::ostringstream cell;
+      cell << std::fixed;
+      if (const double ratio = counter(run.counters, "x_sdpa"); ratio > 0)
+        cell << std::setprecision(ratio < 10 ? 2 : 1) << ratio;
+      else
+        cell << std::setprecision(0) << 100 * counter(run.counters, "peak") << " %";
+      cells_[{name.contender, name.shape, name.pass}] = cell.str();
+    }
+  }
+  void Finalize() override {
+    std::ostream& out = GetOutputStream();
+    out << "|";
+    for (const std::string& column : columns_) out << " | " << column;
+    out << " |\n|---|";
+    for (std::size_t i = 0; i < columns_.size(); ++i) out << "---|";
+    for (const std::string& row : rows_) {
+      out << "\n| " << row;
+      for (const std::string& column : columns_) {
+        const auto cell = [&](const char* pass) {
+          const auto found = cells_.find({row, column, pass});
+          return found == cells_.end() ? "-" : found->second;
+        };
+        out << " | " << cell("forward") << " / " << cell("backward");
+      }
+      out << " |";
+    }
+    out << "\n";
+  }
+
+ private:
+  std::vector<std::string> rows_, columns_;
+  std::map<std::tuple<std::string, std::string, std::string>, std::string> cells_;
 };
 
 // Google Benchmark warns that its CSV reporter is deprecated; it has no other.

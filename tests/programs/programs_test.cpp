@@ -772,6 +772,7 @@ TEST_CASE("heed_bench refuses what it cannot use, and its file has the documente
   if (!HEED_HAS_ZOO)
     shell.refuses("heed_bench --benchmark_filter=^zoo:sink", "this build has no zoo");
   shell.refuses("heed_bench --tune --benchmark_filter=dar", "--tune");
+  shell.refuses("heed_bench --table --benchmark_filter=dar", "--table");
   shell.refuses("heed_bench --benchmark_format=nope", "\"nope\"");
   shell.refuses("heed_bench --benchmark_repetitions=-1", "\"-1\"");
   shell.refuses("heed_bench --benchmark_out=none/x", "none/x");
