@@ -94,17 +94,16 @@ class TransformerBlock {
   // x is that of forward(); dx may be the first rows of dy.
   void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                 const MatrixView<const Real>& dy, const MatrixView<Real>& dx) {
-    for (Matrix<Real>* m : {&dresidual_, &dbranch_, &dnormed_}) m->resize(dy.rows, dy.columns);
-    apply_dropout(c, 1, dy, dbranch_.view());
-    mlp_.backward(c, normed2_.view(), dbranch_.view(), dnormed_.view(), Into::overwrite);
+    for (Matrix<Real>* m : {&dresidual_, &dnormed_}) m->resize(dy.rows, dy.columns);
+    mlp_.backward(c, normed2_.view(), before_dropout(c, 1, dy), dnormed_.view(), Into::overwrite);
     copy<Real>(c, dy, dresidual_.view());
     norm2_.backward(c, residual_.view(), dnormed_.view(), dresidual_.view(), Into::add);
 
-    apply_dropout(c, 0, dresidual_.view(), dbranch_.view());
-    MatrixView<const Real> dmixed = dbranch_.view();
+    const MatrixView<const Real> dbranch = before_dropout(c, 0, dresidual_.view());
+    MatrixView<const Real> dmixed = dbranch;
     if (out_) {
       dmixed_.resize(dy.rows, out_->in());
-      out_->backward(c, mixed_.view(), dbranch_.view(), dmixed_.view());
+      out_->backward(c, mixed_.view(), dbranch, dmixed_.view());
       dmixed = dmixed_.view();
     }
     dnormed_.resize(x.rows, x.columns);
@@ -148,6 +147,14 @@ class TransformerBlock {
     mlp_.forward(c, normed2_.view(), y);
     apply_dropout(c, 1, y, y);
     add<Real>(c, residual_.view(), y);
+  }
+  // The gradient of what a branch's dropout read, from that of what it left.
+  [[nodiscard]] MatrixView<const Real> before_dropout(Context<Real>& c, std::uint64_t branch,
+                                                      const MatrixView<const Real>& dy) {
+    if (!drops(c, dropout)) return dy;
+    dbranch_.resize(dy.rows, dy.columns);
+    apply_dropout(c, branch, dy, dbranch_.view());
+    return dbranch_.view();
   }
   void apply_dropout(Context<Real>& c, std::uint64_t branch, const MatrixView<const Real>& from,
                      const MatrixView<Real>& to) const {

@@ -44,6 +44,12 @@ void drop_row(std::uint64_t key, double rate, const Real* x, Index count, Real* 
 
 }  // namespace detail
 
+// Does apply_dropout() with this rate change anything?
+template <class Real>
+[[nodiscard]] bool drops(const Context<Real>& c, double rate) {
+  return c.training && rate != 0;
+}
+
 // Drops elements of x, or of a gradient, with probability `rate` in [0, 1) and scales the others. Copies x when rate
 // is 0 or the context is not training. y may be x. Calls with the same stream in the
 // same step drop the same places: every layer needs a stream of its own.
@@ -53,7 +59,7 @@ void apply_dropout(Context<Real>& c, double rate, std::uint64_t stream,
                    const std::type_identity_t<MatrixView<Real>>& y) {
   require(rate >= 0 && rate < 1, "apply_dropout: rate is ", rate, ", it must be in [0, 1)");
   require_extents(y, x.rows, x.columns, "apply_dropout", "y");
-  const bool copies = !c.training || rate == 0;
+  const bool copies = !drops(c, rate);
   if (copies && x.data == y.data) return;
   const CounterRandom rows(CounterRandom(c.seed, stream).bits(c.step));
   detail::for_row_blocks(c, x.rows, x.columns, [&](Index first, Index last) {
