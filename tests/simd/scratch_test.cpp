@@ -6,6 +6,9 @@
 #if __has_include(<sys/resource.h>)
 #include <sys/resource.h>
 #endif
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
 
 #include <cstdint>
 #include <fstream>
@@ -33,6 +36,20 @@ std::string flags_of(const void* address) {
     if (holds && line.rfind("VmFlags:", 0) == 0) return line + ' ';
   }
   return {};
+}
+
+// Does the system show what memory has asked for huge pages? An emulator does not.
+bool shows_huge_pages() {
+#if defined(MADV_HUGEPAGE)
+  constexpr std::size_t bytes = 2 * heed::kHugePage;
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const bool shown = ::madvise(memory, bytes, MADV_HUGEPAGE) == 0 &&
+                     flags_of(memory).find(" hg ") != std::string::npos;
+  ::munmap(memory, bytes);
+  return shown;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -195,11 +212,11 @@ TEST_CASE("large memory starts at a huge page and asks for such pages", "[scratc
     float* memory = scratch.take(count);
     CHECK(reinterpret_cast<std::uintptr_t>(memory) % heed::kHugePage == 0);
     memory[count - 1] = 1;
-    if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) continue;
+    if (!shows_huge_pages()) continue;
     for (const Index at : {Index(0), count / page * page - 1}) {
       const std::string flags = flags_of(memory + at);
       INFO(flags);
-      if (!flags.empty()) CHECK(flags.find(" hg ") != std::string::npos);
+      CHECK(flags.find(" hg ") != std::string::npos);
     }
   }
 }
