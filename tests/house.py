@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 11105,
     "files behind heed/attention.hpp": 135,
     "lines behind heed/attention.hpp": 23165,
-    "lines of all headers": 49205,
+    "lines of all headers": 49215,
     "lines of README.md": 150,
 }
 
