@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// An attention layer with its projections on the threads that heed takes by default, beside the same layer on one thread; and again while other
-// threads keep every core but one busy, as a second program would.
+// An attention layer with its projections on the threads that heed takes by default, beside the same layer on one thread; and
+// again while other threads keep every core but one busy, as a second program would.
 
 #include "measure.hpp"
 #include "suite.hpp"

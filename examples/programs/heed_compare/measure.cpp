@@ -8,10 +8,10 @@
 #include "../program/progress.hpp"
 
 #include <heed/check/machine_peak.hpp>
+#include <heed/core/thread_limit.hpp>
 #include <heed/variants.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
@@ -24,10 +24,6 @@ using heed_program::Progress;
 constexpr heed::Shape kGradientShape{1, 2, 24, 16};
 // Calls are repeated until one sample lasts this long.
 constexpr double kSampleSeconds = 0.01;
-
-[[nodiscard]] double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // GFLOP/s of multiply-adds in this dtype, of float ones for bfloat16; the best of a few probes, about 20 ms.
 [[nodiscard]] double measure_peak(Dtype dtype, int threads) {
@@ -92,7 +88,7 @@ struct Timed {
 // Returns how many rounds there were.
 int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, double& peak,
                 Progress& progress) {
-  const double deadline = seconds() + settings.seconds_per_dtype();
+  const double deadline = heed::wall_seconds() + settings.seconds_per_dtype();
   const auto say = [&](const std::string& what, const Timed& one) {
     progress.show(std::string(dtype_name(dtype)) + ": " + what + ", " + one.runner->name());
   };
@@ -104,8 +100,8 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
   int round = 0;
   double longest = 0;
   while (round < settings.min_rounds() ||
-         (round < settings.max_rounds() && seconds() + longest < deadline)) {
-    const double start = seconds();
+         (round < settings.max_rounds() && heed::wall_seconds() + longest < deadline)) {
+    const double start = heed::wall_seconds();
     ++round;
     peak = std::max(peak, measure_peak(dtype, settings.threads));
     for (Timed& one : all) {
@@ -114,7 +110,7 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
       one.backward.sample(*one.runner);
     }
     peak = std::max(peak, measure_peak(dtype, settings.threads));
-    longest = std::max(longest, seconds() - start);
+    longest = std::max(longest, heed::wall_seconds() - start);
   }
   return round;
 }
