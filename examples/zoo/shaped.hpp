@@ -4,15 +4,15 @@
 // Shaped attention: beside its weights a query keeps its own value, and the mean of all values is subtracted.
 //
 //   out_i = own_h v_i + sum_j (sharp_h p_j - centre_h / n) v_j       p = softmax(s), n: keys that the row sees
-//   down_h = sum X o v_i      dv_i += own_h X_i       X = dL/dout
 //
-// With its starting values, all 1, and queries of 0 each token reads itself alone. Needs as many keys as queries.
+// With its starting values, all 1, and queries of 0 each token reads itself alone.
 //
 // Source  L. Noci et al., The Shaped Transformer (2023); B. He, T. Hofmann, Simplifying Transformer Blocks (2023), for the
 //         three learnt numbers per head.
 
 #include "kit.hpp"
 
+#include <heed/plug/readout_formula.hpp>
 #include <heed/plug/row_formula.hpp>
 
 namespace zoo::shaped {
@@ -29,27 +29,11 @@ struct Centred : heed::PlainRows {
 };
 
 template <class T>
-struct OwnValue : heed::PlainReadout {
-  static constexpr bool saves_mixed = true, uses_own_rows = true;
+struct OwnValue : heed::FormulaReadout {
+  static constexpr bool uses_own_rows = true;
   heed::Param<T> own = T(1);
   static constexpr auto parameters = std::tuple{heed::named("own", &OwnValue::own)};
-
-  void forward(const heed::ReadoutPanel<T>& panel) const {
-    add_scaled(panel, own.head(panel.head), panel.own_value, panel.tile);
-  }
-  void vjp(const heed::ReadoutPanel<T>& panel, OwnValue& grad) const {
-    add_dot(panel, panel.own_value, grad.own);
-    add_scaled(panel, own.head(panel.head), panel.tile.constant(), panel.down_value);
-    heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
-  }
-  template <class S>
-  void reference(heed::ReadoutContext<S>& all) const {
-    const heed::Geometry& g = all.geometry;
-    for_each_out(all, [&](Index h, Index row, Index c, S& out) {
-      const Index b = row / (g.heads * g.len_q), i = row % g.len_q;
-      out = out + own.head(h) * all.value_row(b, g.kv_head(h), i)[c];
-    });
-  }
+  auto forward(const auto& row) const { return row.mixed() + row.learnt(own) * row.own_value(); }
 };
 
 template <class T>

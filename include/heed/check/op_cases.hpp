@@ -132,7 +132,7 @@ struct CheckSizes {
 };
 
 // The additional sizes, without those whose property the sizes asked for already have.
-[[nodiscard]] inline std::vector<CheckSizes> sizes_beside(const Geometry& g, bool reads_own_rows) {
+[[nodiscard]] inline std::vector<CheckSizes> sizes_beside(const Geometry& g) {
   std::vector<CheckSizes> all;
   const auto add = [&](const char* name, const Geometry& sizes) {
     std::ostringstream text;
@@ -144,7 +144,6 @@ struct CheckSizes {
   if (g.len_q != 1 || g.group() < 2) {
     Geometry one = g;
     one.len_q = 1;
-    if (reads_own_rows) one.len_kv = 1;
     one.first_query = std::max<Index>(0, one.len_kv - 1);
     if (g.heads == 1) {
       one.heads = 4;
@@ -171,7 +170,8 @@ struct CheckSizes {
 template <class Op>
 [[nodiscard]] std::string refusal(const Op& op, const Geometry& g) {
   if constexpr (Op::ReadoutType::uses_own_rows)
-    if (g.len_q != g.len_kv) return "the readout reads key and value of its own row";
+    if (g.query_position(g.len_q) > g.len_kv)
+      return "the readout reads key and value of the query's own token";
   try {
     op.validate(g, "the op");
   } catch (const std::invalid_argument& error) {
@@ -200,7 +200,7 @@ void for_check_calls(const Op& op, const Geometry& g, OpReport& report, Body&& b
     OpCall<Op> call(op, g, causal<double>(), {}, std::move(numbers));
     body(call, "numbers of tokens that all heads share");
   }
-  for (const auto& [sizes, beside] : sizes_beside(g, Op::ReadoutType::uses_own_rows)) {
+  for (const auto& [sizes, beside] : sizes_beside(g)) {
     const std::string why = refusal(op, beside);
     if (!why.empty()) report.left_out.emplace_back(sizes, why);
     for (const auto& [name, mask] :

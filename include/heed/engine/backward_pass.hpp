@@ -42,6 +42,7 @@ class BackwardCall {
       : copies_(threads),
         in_(copies_.template read_all<Operands<Real>>(call.in, call.geometry.share)),
         inputs_(take_inputs(call.op, call.geometry, threads, in_)),
+        values_(take_values(call, threads)),
         grads_(
             copies_.template write_all<GradientOperands<Real>>(given.grads, call.geometry.share)),
         settles_(call.op.readout.needs_rehearsal()),
@@ -138,6 +139,8 @@ class BackwardCall {
   // After all: what the caller reads.
   void finish() {
     if (inputs_) inputs_->chain();
+    if (values_ && grads_.value.given())
+      values_->chain(held_rows(grads_.value, c_.geometry.share.keys_before));
     copies_.round();
   }
 
@@ -147,6 +150,13 @@ class BackwardCall {
     const auto grad = copies_.read_outputs(given.grad_out, share.queries_before);
     return {rows_of_call(copies_.read(given.out), share, TokensOf::queries), grad.out, grad.lse,
             grad.steps};
+  }
+  [[nodiscard]] std::unique_ptr<ValueMap<Real>> take_values(const OpenCall<Real>& call,
+                                                            int threads) {
+    auto values = ValueMap<Real>::of(call.op, call.in.value, true, threads);
+    if (values)
+      in_.value = rows_of_call(values->values(), call.geometry.share, TokensOf::keys);
+    return values;
   }
   // Where workers write, in place of the caller's memory.
   [[nodiscard]] const GradientOperands<Real>& take_gradients() {
@@ -160,6 +170,7 @@ class BackwardCall {
   WidenedTensors<Real> copies_;
   Operands<Real> in_;
   std::unique_ptr<SummedInputs<Real>> inputs_;
+  std::unique_ptr<ValueMap<Real>> values_;
   GradientOperands<Real> grads_;
   bool settles_;  // do rows depend on each other, by what the readout has found in forward?
   std::unique_ptr<ReadoutTiles<Real>> readout_;

@@ -202,14 +202,13 @@ void require_other_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
   }
   require_token_inputs(op, in, g, where);
   if (!op.readout.traits.uses_own_rows) return;
-  const Share& share = g.share;
-  require(g.len_q == g.len_kv, where, ": the readout reads key and value of its own row; len_q is ",
-          g.len_q, ", len_kv is ", g.len_kv);
-  require(g.held_queries() == 0 || (share.keys_before <= share.queries_before &&
-                                    share.keys_behind <= share.queries_behind),
-          where, ": the readout reads key and value of its own row; queries [",
-          share.queries_before, ", ", g.held_queries_end(), ") and keys [", share.keys_before, ", ",
-          g.held_keys_end(), ") of ", g.len_kv, " are at hand");
+  const Index first = g.query_position(g.share.queries_before),
+              end = g.query_position(g.held_queries_end());
+  require(first == end || (g.share.keys_before <= first && end <= g.held_keys_end()), where,
+          ": the readout reads key and value of the query's own token, the key at its position "
+          "(Inputs::first_query); queries stand at [",
+          first, ", ", end, "), keys [", g.share.keys_before, ", ", g.held_keys_end(), ") of ",
+          g.len_kv, " are at hand");
 }
 
 }  // namespace detail

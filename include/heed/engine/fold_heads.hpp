@@ -52,7 +52,7 @@ template <class Real>
   bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads && !mask.slopes &&
                mask.rules.empty() && dropout.rate == 0 && folds_part(op.score.traits) &&
                folds_part(op.normaliser.traits) && folds_part(op.readout.traits) &&
-               !op.columns.any() && sources_fold(op, g);
+               !op.readout.traits.uses_own_rows && !op.columns.any() && sources_fold(op, g);
   for (Index b = 0; folds && b < g.batch; ++b) folds = bound.keys_of(b, 0).begin == 0;
   return folds;
 }

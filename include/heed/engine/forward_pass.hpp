@@ -7,6 +7,7 @@
 
 #include <heed/engine/forward_walk.hpp>
 #include <heed/engine/open.hpp>
+#include <heed/engine/value_map.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -82,12 +83,13 @@ class ForwardCall {
     const OpTiles<Real>& op = call.op;
     const Geometry& g = call.geometry;
     const Inputs<Real>& in = call.in;
-    const bool own_rows = op.readout.traits.uses_own_rows;
-    // Own rows may lie outside the tile, and a share's keys are numbered behind those of other shares: both read whole tensors.
-    if (own_rows || g.share.keys_before > 0) {
+    // A share's keys are numbered behind those of other shares, which a worker's tile does not know.
+    if (g.share.keys_before > 0) {
       in_.key = rows(in.key, TokensOf::keys);
       in_.value = rows(in.value, TokensOf::keys);
     }
+    if ((values_ = ValueMap<Real>::of(op, in.value, false, threads)))
+      in_.value = rows_of_call(values_->values(), g.share, TokensOf::keys);
     if (op.columns.any()) {
       in_.query_inputs = rows(in.query_inputs, TokensOf::queries);
       in_.key_inputs = rows(in.key_inputs, TokensOf::keys);
@@ -96,7 +98,7 @@ class ForwardCall {
     out_ = copies_.write_outputs(outputs, g.share.queries_before);
     const bool folds = heads_fold(op, g, call.mask, bound_, call.options.dropout);
     // Copied keys, shards and folded heads bypass the feature cache.
-    const bool others = own_rows || g.held_keys() != g.len_kv ||
+    const bool others = g.held_keys() != g.len_kv ||
                         (folds && in.key_features && DerivedNeeds<Real>(op, g).per_query_head);
     kept_ = others ? nullptr : in.key_features;
     if (!folds) return;
@@ -237,6 +239,7 @@ class ForwardCall {
   WidenedTensors<Real> copies_;
   Operands<Real> in_;
   std::unique_ptr<SummedInputs<Real>> inputs_;
+  std::unique_ptr<ValueMap<Real>> values_;
   OutputSet<TensorView<Real>> out_;
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;

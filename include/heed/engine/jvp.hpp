@@ -19,6 +19,7 @@
 #include <heed/engine/jvp_walk.hpp>
 #include <heed/engine/op_jvps.hpp>
 #include <heed/engine/packed_doors.hpp>
+#include <heed/engine/value_map.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -154,6 +155,11 @@ void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
   if (inputs) {
     split_inputs(op.columns, tangents);
     inputs->take_tangents(tangents.query_inputs, tangents.key_inputs);
+  }
+  const auto values = ValueMap<Real>::of(op, given.in.value, true, open.threads());
+  if (values) {
+    operands.value = values->values();
+    if (tangents.value.given()) tangents.value = values->tangents(tangents.value);
   }
   JvpOutputs<Real> to{.saved = given.saved, .tangent = copies.write_outputs(given.tangent)};
   if (given.written)

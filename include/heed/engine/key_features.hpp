@@ -6,8 +6,7 @@
 // They have the bits that the call would compute.
 //
 // Which  Features of scores that promise KeptFeatures (plug/promises.hpp). A call with another score computes its own, and so
-//        do calls with a readout that reads own rows, and calls of one query whose heads are taken for queries of one head
-//        while each map has features of its own.
+//        do calls of one query whose heads are taken for queries of one head while each map has features of its own.
 // For    one op on the keys of one tensor, which grows. A call of another op, on other keys, or with other numbers that
 //        the features depend on is refused.
 // Memory (key_features + rank) numbers per key, map and key-value head (query head where a score has tables), and room for

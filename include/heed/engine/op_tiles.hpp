@@ -4,12 +4,14 @@
 // An op of any type as the engine sees it (tiles.hpp): all that forward() compiles for a further op. Loops over the pairs of a
 // tile stand here, and run the op's formulas on vectors.
 
+#include <heed/autodiff/lane_dual.hpp>
 #include <heed/engine/pairs.hpp>
 #include <heed/engine/tile/stream_states.hpp>
 #include <heed/engine/tiles.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>
+#include <heed/plug/readout_calls.hpp>
 #include <heed/plug/row_calls.hpp>
 #include <heed/simd/instructions.hpp>
 
@@ -369,6 +371,7 @@ template <class Readout>
   t.saves_mixed = Readout::saves_mixed;
   t.uses_query = Readout::uses_query;
   t.uses_own_rows = Readout::uses_own_rows;
+  t.maps_values = maps_values<Readout>;
   t.uses_extra = Readout::uses_extra;
   t.uses_lse = Readout::uses_lse;
   t.counts_steps = Readout::counts_steps;
@@ -395,14 +398,32 @@ class ReadoutTilesOf final : public ReadoutTiles<Real> {
   const char* extra_name() const override { return readout_.extra_name(); }
   Index work_rows(const Geometry& g, bool backward) const override {
     return with_score<Readout>(score_, [&](const auto&... score) -> Index {
-      return readout_.work_rows(g, backward, score...);
+      return readout_work_rows<Real>(readout_, g, backward, score...);
     });
   }
   Index step_columns(const Geometry& g) const override { return readout_.step_columns(g); }
   const char* without_steps() const override { return readout_.without_steps(); }
   const char* diagnostic_name(int i) const override { return Readout::diagnostic_name(i); }
   void read_out(const ReadoutPanel<Real>& panel) const override {
-    with_score<Readout>(score_, [&](const auto&... score) { readout_.forward(panel, score...); });
+    with_score<Readout>(score_,
+                        [&](const auto&... score) { read_out_rows(readout_, panel, score...); });
+  }
+  void map_values([[maybe_unused]] Real* x, [[maybe_unused]] Real* slope,
+                  [[maybe_unused]] Index n) const override {
+    if constexpr (maps_values<Readout>) {
+      using P = Pack<Real>;
+      constexpr Index W = P::width;
+      for (Index first = 0; first < n; first += W) {
+        const Index count = std::min(W, n - first);
+        Real value[std::size_t(W)] = {}, rate[std::size_t(W)] = {};
+        std::copy_n(x + first, count, value);
+        const auto f = readout_.value(LaneDual<P, 1>::template variable<0>(P::load(value)));
+        f.value.store(value);
+        f.grad[0].store(rate);
+        std::copy_n(value, count, x + first);
+        if (slope) std::copy_n(rate, count, slope + first);
+      }
+    }
   }
   bool needs_rehearsal() const override {
     if constexpr (Readout::rehearses) return readout_.needs_rehearsal();

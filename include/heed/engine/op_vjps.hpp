@@ -406,9 +406,9 @@ class ReadoutVjpsOf final : public ReadoutVjps<Real> {
                     [[maybe_unused]] PartGradient<Real>& score_grad) const override {
     Readout& own = PartGradientOf<Readout, Real>::of(grad);
     if constexpr (Readout::uses_score)
-      readout_.vjp(panel, own, score_, PartGradientOf<Score, Real>::of(score_grad));
+      read_out_rows_vjp(readout_, panel, own, score_, PartGradientOf<Score, Real>::of(score_grad));
     else
-      readout_.vjp(panel, own);
+      read_out_rows_vjp(readout_, panel, own);
   }
   std::unique_ptr<ReadoutVjps<Real>> settled(const Saved<Real>& reports) const override {
     if constexpr (Readout::rehearses) {

@@ -8,6 +8,7 @@
 #include <heed/engine/derived_queries.hpp>
 #include <heed/engine/tile/dropout.hpp>
 #include <heed/engine/tile/panel_rows.hpp>
+#include <heed/engine/widened.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -25,6 +26,7 @@ class PanelReadout {
     query_ = take(c.op.own_query_dim(g));
     own_key_ = take(c.op.own_row_dim(g.dim_qk));
     own_value_ = take(c.op.own_row_dim(g.dim_v));
+    if (readout.uses_own_rows) rows_ = scratch.take(lanes * std::max(g.dim_qk, g.dim_v));
     extra_ = take(c.op.extra_dim(g));
     inputs_ = take(readout.query_inputs);
     work_ = take(c.op.readout.work_rows(g, backward));
@@ -34,11 +36,9 @@ class PanelReadout {
 
   // Transposes what the readout reads of the panel's own rows.
   [[nodiscard]] ReadoutPanel<Real> load(const TilePlace& place, const LaneTile<Real>& tile) const {
-    TilePlace own = place;
-    own.head = c_.geometry.kv_head(place.head);
     pack_rows(c_.in.query, place, query_);
-    pack_rows(c_.key, own, own_key_);
-    pack_rows(c_.value, own, own_value_);
+    load_own(c_.in.key, place, own_key_);
+    load_own(c_.in.value, place, own_value_);
     pack_rows(c_.in.extra, place, extra_);
     load_inputs(c_.in.readout_query, c_.geometry, tokens_of(place), inputs_);
     ReadoutPanel<Real> panel;
@@ -61,7 +61,32 @@ class PanelReadout {
   }
 
  private:
+  // The rows of the queries' own tokens, of a tensor of keys or values as it is stored.
+  void load_own(const StoredView<const Real>& from, const TilePlace& place,
+                const LaneTile<Real>& to) const {
+    if (to.rows == 0) return;
+    const Index head = c_.geometry.kv_head(place.head), dim = to.rows,
+                first = c_.geometry.query_position(place.query), end = first + place.rows;
+    if (!from.narrow() && from.page_rows() == 0)
+      return pack_lanes(from.plain().row(place.batch, head, first), from.plain().strides().row,
+                        place.rows, dim, to.data, to.lanes);
+    // Invariant: the rows before t stand in rows_. Each round copies those that lie on one page.
+    const Index page = from.page_rows() > 0 ? from.page_rows() : end;
+    for (Index t = first; t < end;) {
+      const Index count = std::min(page - t % page, end - t);
+      Real* const memory = rows_ + (t - first) * dim;
+      if (from.narrow())
+        widen_rows(from, place.batch, head, t, count, memory, dim);
+      else
+        for (Index i = 0; i < count; ++i)
+          std::copy_n(from.plain().row(place.batch, head, t + i), dim, memory + i * dim);
+      t += count;
+    }
+    pack_lanes(rows_, dim, place.rows, dim, to.data, to.lanes);
+  }
+
   const CallContext<Real>& c_;
+  Real* rows_ = nullptr;
   LaneTile<Real> query_, own_key_, own_value_, extra_, inputs_, work_, diagnostics_;
   LaneTile<Real> steps_;  // in backward their gradient
 };

@@ -298,16 +298,27 @@ class PanelGradients {
     });
   }
 
-  // Adds to the key and value rows at the queries' own positions, where they lie in tile `t`.
+  // Adds to the key and value rows of the queries' own tokens, as far as they lie in tile `t`.
   void add_own_rows(Index t) const {
     if (!c_.op.readout.traits.uses_own_rows) return;
     const TilePlace& place = panel_.place;
-    if (place.query / c_.plan.tile != t) return;
+    const Index first = c_.geometry.query_position(place.query), end = first + place.rows;
+    const KeyRange here{std::max(first, t * c_.plan.tile), std::min(end, (t + 1) * c_.plan.tile)};
+    if (here.begin >= here.end) return;
     work_.passage.wait();
-    TilePlace own = place;
-    own.head = c_.geometry.kv_head(place.head);
-    add_unpacked_rows(down_key_, own, s_.grads.key);
-    add_unpacked_rows(down_value_, own, s_.grads.value);
+    const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
+      if (!to.given() || from.rows == 0) return;
+      const auto row = [&](Index j) {
+        return to.row(place.batch, c_.geometry.kv_head(place.head), j);
+      };
+      if (here.begin == first)
+        return add_unpacked_lanes(from.data, from.lanes, here.size(), from.rows, row(first),
+                                  to.strides().row);
+      for (Index j = here.begin; j < here.end; ++j)
+        for (Index c = 0; c < from.rows; ++c) row(j)[c] += from.row(c)[j - first];
+    };
+    add(down_key_, s_.grads.key);
+    add(down_value_, s_.grads.value);
   }
 
   // After the last tile: gradients of the panel's rows but for query; adds those of the score's parameters to

@@ -66,6 +66,7 @@ struct NormaliserTraits {
 // The members and promises of a readout (plug/readout.hpp).
 struct ReadoutTraits {
   bool identity = false, saves_mixed = false, uses_query = false, uses_own_rows = false;
+  bool maps_values = false;
   bool uses_extra = false, uses_lse = false, counts_steps = false, rehearses = false;
   bool place_free = false, one_value_each = true;
   int diagnostics = 0;
@@ -213,6 +214,8 @@ class ReadoutTiles {
   [[nodiscard]] virtual const char* without_steps() const = 0;
   [[nodiscard]] virtual const char* diagnostic_name(int i) const = 0;
   virtual void read_out(const ReadoutPanel<Real>& panel) const = 0;
+  // maps_values: x[i] = f(x[i]), slope[i] = f'(x[i]) unless slope is null, for i < n.
+  virtual void map_values(Real* x, Real* slope, Index n) const = 0;
   // A readout whose rows depend on each other: what runs first, and the readout that knows what that has reported.
   [[nodiscard]] virtual bool needs_rehearsal() const = 0;
   [[nodiscard]] virtual std::unique_ptr<ReadoutTiles> rehearsal() const = 0;

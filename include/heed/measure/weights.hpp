@@ -78,7 +78,6 @@ template <class Real>
                            .extra = copies.read(in.extra),
                            .query_inputs = copies.read(in.query_inputs),
                            .key_inputs = copies.read(in.key_inputs)}};
-  if (op.readout.traits.uses_own_rows) operands.value = copies.read(in.value);
   [[maybe_unused]] const auto inputs = take_inputs(op, g, open.threads(), operands);
   DerivedKeys<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());

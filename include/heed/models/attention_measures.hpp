@@ -160,7 +160,7 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, const Chose
     const std::vector<double> ones(std::size_t(p.geometry.query_rows() * p.geometry.dim_v), 1.0);
     ReadoutContext<double> context{p.geometry, ones, p.query, p.key, p.value, p.extra, {}, {}};
     context.query_inputs = reference::readout_inputs<Op>(p);
-    op.readout.reference(context);
+    op.read_out_reference(context);
     const Geometry& g = p.geometry;
     double sum = 0, numbers = 0;
     for (Index b = 0; b < g.batch; ++b)

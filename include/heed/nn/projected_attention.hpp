@@ -91,10 +91,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return stage.spread_step(c, g);
   }
 
-  // False if a token sees later ones, if the readout reads key and value of its own row, or if the
-  // op reads numbers of key tokens, which a cache does not keep.
+  // False if a token sees later ones, or if the op reads numbers of key tokens, which a cache does not keep.
   [[nodiscard]] bool can_step() const override {
-    return stage.is_causal() && !Op::ReadoutType::uses_own_rows && kKeyInputs == 0;
+    return stage.is_causal() && kKeyInputs == 0;
   }
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return frame_.new_cache(batch);

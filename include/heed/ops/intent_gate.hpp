@@ -23,7 +23,7 @@
 //          dim_v, dim_v or 1); b0 one value, one per head, or none: b0 > 0 starts with open gates.
 // Bounds   0 <= s <= 1: |out| <= |mixed|; a row that sees no key stays 0 and gives I no gradient. A
 //          calculated gate reads its own key and value whether or not the mask shows them to the
-//          query, and needs len_q = len_kv.
+//          query; they must be at hand (Inputs::first_query).
 // Accuracy s and 1 - s within 4 eps of themselves, in both tails, down to exp(-87) (float).
 // Source   "Neon016: QKVI Intent Attention", section 2; neon010 (from q) and neon052 (calculated),
 //          section 4. Differs in the per-head grain and the bias, which are ours.
@@ -96,7 +96,7 @@ struct IntentFromQuery : detail::WeightedGate<Real> {
   }
 };
 
-// I = q Wq + k Wk + v Wv, row i of key and value for query i
+// I = q Wq + k Wk + v Wv, k and v of the query's own token
 template <class Real>
 struct IntentCalculated : detail::WeightedGate<Real> {
   static constexpr bool uses_query = true, uses_own_rows = true;
@@ -123,12 +123,10 @@ struct IntentCalculated : detail::WeightedGate<Real> {
   }
   template <class S>
   void reference(ReadoutContext<S>& context) const {
-    const Geometry g = context.geometry;
     this->gate_rows(context, [&](Index b, Index h, Index i, Index c) {
-      const Index kv = g.kv_head(h);
       return S(map_column(context.query_row(b, h, i), query_weight, h, c) +
-               map_column(context.key_row(b, kv, i), key_weight, h, c) +
-               map_column(context.value_row(b, kv, i), value_weight, h, c));
+               map_column(context.own_key_row(b, h, i), key_weight, h, c) +
+               map_column(context.own_value_row(b, h, i), value_weight, h, c));
     });
   }
 

@@ -10,7 +10,7 @@
 // The gradient of an op's parameters is an object of the op's own type.
 
 #include <heed/plug/normaliser.hpp>
-#include <heed/plug/readout.hpp>
+#include <heed/plug/readout_calls.hpp>
 #include <heed/plug/score.hpp>
 #include <heed/plug/softmax.hpp>
 
@@ -19,13 +19,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-// True if a readout has a reference(), with or without the score as its argument.
-template <class Readout, class Score, class Context>
-concept HasLongHand = requires(const Readout& readout, const Score& score, Context& context) {
-  readout.reference(context, score);
-}
-|| requires(const Readout& readout, Context& context) { readout.reference(context); };
 
 template <class Real, class Score, class Normaliser, class Readout>
 struct Attention {
@@ -90,13 +83,13 @@ struct Attention {
   }
 
   // The readout's reference; a readout that works on the score's parameters gets the score (plug/readout.hpp).
-  template <class Context>
-  requires HasLongHand<Readout, Score, Context>
-  void read_out_reference(Context& context) const {
+  template <class S>
+  requires HasReadoutReference<Readout, S> || HasReadoutReference<Readout, S, Score>
+  void read_out_reference(ReadoutContext<S>& context) const {
     if constexpr (Readout::uses_score)
-      readout.reference(context, score);
+      read_out_long_hand(readout, context, score);
     else
-      readout.reference(context);
+      read_out_long_hand(readout, context);
   }
 
  private:

@@ -293,14 +293,21 @@ consteval bool check_readout() {
         },
         "heed: a readout needs work_rows(geometry, backward) and extra_dim(geometry) "
         "(plug/readout.hpp)");
-    static_assert(
-        requires(const Readout r, const ReadoutPanel<Real>& panel) { r.forward(panel); },
-        "heed: a readout needs forward(panel) const (plug/readout.hpp)");
-    static_assert(
-        requires(const Readout r, const ReadoutPanel<Real>& panel, Readout& grad) {
-          r.vjp(panel, grad);
-        },
-        "heed: a readout needs vjp(panel, grad) const (plug/readout.hpp)");
+    if constexpr (HasReadoutVjp<Readout, Real> || detail::names_vjp<Readout>) {
+      static_assert(
+          requires(const Readout r, const ReadoutPanel<Real>& panel) { r.forward(panel); },
+          "heed: a readout needs forward(panel) const (plug/readout.hpp)");
+      static_assert(HasReadoutVjp<Readout, Real>,
+                    "heed: a readout needs vjp(panel, grad) const (plug/readout.hpp)");
+    } else {
+      static_assert(
+          detail::knows_readout_formulas<Readout, Real>,
+          "heed: a readout needs vjp(panel, grad) const beside forward(panel) const, or else `auto "
+          "forward(const auto& row) const` alone and a line `#include "
+          "<heed/plug/readout_formula.hpp>`, which differentiates it");
+      if constexpr (detail::knows_readout_formulas<Readout, Real>)
+        static_assert(detail::ReadoutFormula<Readout, Real>::check());
+    }
   }
   return true;
 }

@@ -3,7 +3,8 @@
 
 // Plug point 3, the readout: what happens to the mixed values of a row?
 //
-// A readout inherits PlainReadout and overrides the members that differ; this is the whole list:
+// A formula of the row is enough: plug/readout_formula.hpp derives the rest from it. What no formula says is written by hand: a
+// readout inherits PlainReadout and overrides the members that differ; this is the whole list:
 //
 //   forward(panel)                          panel.tile: mixed rows in, output rows out. No default
 //   vjp(panel, grad)                        panel.tile: gradient of the output in, gradient of the
@@ -15,8 +16,11 @@
 //   identity                      false     the engine skips it
 //   saves_mixed                   false     vjp needs the mixed rows (else it gets the output rows)
 //   uses_query                    false     reads panel.query
-//   uses_own_rows                 false     reads panel.own_key and panel.own_value: row i of key and
-//                                           value for query i (needs len_q = len_kv)
+//   uses_own_rows                 false     reads panel.own_key and panel.own_value, rows of the query's own token: those of
+//                                           the key at the query's position (Inputs::first_query), which must exist
+//   value(x)                                f(x) of one number: each number of the values becomes f of it before rows are
+//                                           mixed; heed derives f'. own_value, too, is then f of the caller's. It reads no
+//                                           parameter. Each call, a step from a cache too, transforms all values anew
 //   uses_lse                      false     reads panel.lse, adds to panel.dlse; the normaliser differentiates_lse
 //   uses_extra                    false     reads panel.extra; extra_dim(geometry), its width, and extra_name(): one dense input
 //                                           per query row, as wide as a geometry asks for. Several inputs, or one that heads
@@ -109,6 +113,13 @@ struct ReadoutContext {
     return value.data() +
            ((b * geometry.kv_heads + kv_head) * geometry.len_kv + j) * geometry.dim_v;
   }
+  // Rows of the query's own token.
+  [[nodiscard]] const S* own_key_row(Index b, Index h, Index i) const {
+    return key_row(b, geometry.kv_head(h), geometry.query_position(i));
+  }
+  [[nodiscard]] const S* own_value_row(Index b, Index h, Index i) const {
+    return value_row(b, geometry.kv_head(h), geometry.query_position(i));
+  }
   [[nodiscard]] const S* extra_row(Index b, Index h, Index i, Index extra_dim) const {
     return extra.data() + geometry.row_index(b, h, i) * extra_dim;
   }
@@ -117,6 +128,16 @@ struct ReadoutContext {
     return query_inputs[std::size_t(geometry.row_index(b, h, i) * count + c)];
   }
 };
+
+namespace detail {
+
+// Has the readout a value(x)?
+template <class Readout>
+inline constexpr bool maps_values = requires(const Readout& readout, const double& x) {
+  readout.value(x);
+};
+
+}  // namespace detail
 
 // delta = rowsum(a o b) per lane, summed in the order and with the roundings of panel_gemm: in a row that attends to one
 // key alone, delta then equals that key's X bit by bit, and dscore is exactly 0.

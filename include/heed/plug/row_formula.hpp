@@ -53,6 +53,7 @@
 // Errors  std::invalid_argument where learnt() reads a parameter that `parameters` does not name, or an entry that does not
 //         exist, and where query_input() or key_input() reads a number that does not exist.
 
+#include <heed/plug/key_tape.hpp>
 #include <heed/plug/row_calls.hpp>
 #include <heed/plug/row_long_hand.hpp>
 #include <heed/plug/token_inputs.hpp>
@@ -75,7 +76,7 @@ class TapedRow {
   static constexpr Index W = kLanes<Real>;
 
  public:
-  TapedRow(RowTape<Real>& tape, const Normaliser& normaliser, Normaliser* grad)
+  TapedRow(KeyTape<Real>& tape, const Normaliser& normaliser, Normaliser* grad)
       : tape_(tape), normaliser_(normaliser), grad_(grad) {}
 
   [[nodiscard]] auto score(int map = 0) const {
@@ -84,7 +85,8 @@ class TapedRow {
     return tape_.scores(map);
   }
   [[nodiscard]] auto key_index() const {
-    return RowTerm<PositionNode<Real>>{{&tape_, dry() ? 0 : block().first_key}};
+    return RowTerm<PositionNode<Real>>{
+        {&tape_, dry() ? 0 : block().first_key, tape_.keys()}};
   }
   [[nodiscard]] auto query_index() const {
     const Index first = dry() ? 0 : block().first_query + tape_.vector() * W;
@@ -97,12 +99,8 @@ class TapedRow {
     return learnt(parameter, parameter.size() == 1 ? 0 : head());
   }
   [[nodiscard]] auto learnt(const Param<Real>& parameter, Index n) const {
-    const Real value = parameter[checked_entry(parameter, n)];
     Real* first = gradient_of(parameter);
-    Real* to = first ? first + n : nullptr;
-    const Index valid = tape_.valid_lanes();
-    return tape_.variable(P(value),
-                          [=](P adjoint) { *to += Real(sum_valid_lanes(adjoint, 0, valid)); });
+    return tape_.learnt(parameter[checked_entry(parameter, n)], first ? first + n : nullptr);
   }
   [[nodiscard]] auto extra() const {
     static_assert(
@@ -158,7 +156,7 @@ class TapedRow {
   }
   template <class E>
   [[nodiscard]] auto interpolate(const RowTable<Real>& table, const RowTerm<E>& place) const {
-    RowTape<Real>& tape = tape_;
+    KeyTape<Real>& tape = tape_;
     const E e = place.e;
     return tape.column(
         [&](const ColumnNode<Real>& to) { read_table(tape, table, e, to); },
@@ -211,18 +209,13 @@ class TapedRow {
                   "uses_query = true` "
                   "(plug/normaliser.hpp)");
   }
-  // The memory for the gradient of a parameter of the normaliser; null without gradients.
   [[nodiscard]] Real* gradient_of(const Param<Real>& parameter) const {
-    Real* to = nullptr;
-    find_parameter(normaliser_, parameter, [&](const auto& entry) {
-      if (grad_) to = (grad_->*entry.member).data();
-    });
-    return to;
+    return gradient_memory(normaliser_, parameter, grad_);
   }
 
   // z_p = q . e_p:   dq += sum_p dz_p e_p     de_p += sum over queries of dz_p q
   static void reverse_products(const RowTable<Real>& table, const Real* entries,
-                               RowTape<Real>& tape, Real* to) {
+                               KeyTape<Real>& tape, Real* to) {
     const RowBlock<Real>& block = *tape.block();
     const int v = tape.vector();
     const Index dim = block.query.rows, padded = whole_vectors<Real>(dim),
@@ -249,10 +242,10 @@ class TapedRow {
   }
   // y = (1 - part) z_entry + part z_(entry + 1), lane by lane
   template <class E>
-  [[gnu::noinline, gnu::flatten]] static void read_table(const RowTape<Real>& tape,
+  [[gnu::noinline, gnu::flatten]] static void read_table(const KeyTape<Real>& tape,
                                                          const RowTable<Real>& table, E e,
                                                          const ColumnNode<Real>& to) {
-    RowTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
+    KeyTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
       Real place[std::size_t(W)], y[std::size_t(W)];
       e.value(j).store(place);
       for (Index i = 0; i < W; ++i) {
@@ -265,10 +258,10 @@ class TapedRow {
   }
   // dz_entry += (1 - part) dy     dz_(entry + 1) += part dy     dplace = (z_(entry + 1) - z_entry) dy where it is not cut
   template <class E>
-  [[gnu::noinline, gnu::flatten]] static void reverse_table(const RowTape<Real>& tape,
+  [[gnu::noinline, gnu::flatten]] static void reverse_table(const KeyTape<Real>& tape,
                                                             const RowTable<Real>& table, E e,
                                                             const ColumnNode<Real>& of) {
-    RowTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
+    KeyTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
       Real place[std::size_t(W)], g[std::size_t(W)];
       e.value(j).store(place);
       P::load(of.adjoints + j * W).store(g);
@@ -285,7 +278,7 @@ class TapedRow {
     });
   }
 
-  RowTape<Real>& tape_;
+  KeyTape<Real>& tape_;
   const Normaliser& normaliser_;
   Normaliser* grad_;
 };
@@ -303,7 +296,7 @@ void write_no_lse(const RowBlock<Real>& block, int v) {
 template <class Normaliser, class Real>
 struct RowFormula {
   static void forward(const Normaliser& normaliser, RowBlock<Real>& block) {
-    RowTape<Real> tape(&block, false);
+    KeyTape<Real> tape(&block, false);
     const TapedRow<Normaliser, Real> row(tape, normaliser, nullptr);
     for (int v = 0; v < block.vectors; ++v) {
       tape.begin(v);
@@ -312,7 +305,7 @@ struct RowFormula {
     }
   }
   static void vjp(const Normaliser& normaliser, RowBlock<Real>& block, Normaliser& grad) {
-    RowTape<Real> tape(&block, true);
+    KeyTape<Real> tape(&block, true);
     const TapedRow<Normaliser, Real> row(tape, normaliser, &grad);
     for (int v = 0; v < block.vectors; ++v) {
       tape.begin(v);
@@ -325,7 +318,7 @@ struct RowFormula {
   // adjoints count, too.
   [[nodiscard]] static Index work_tiles(const Normaliser& normaliser, bool backward) {
     Normaliser grad = normaliser;
-    RowTape<Real> tape(nullptr, backward);
+    KeyTape<Real> tape(nullptr, backward);
     tape.begin(0);
     (void)normaliser.forward(
         TapedRow<Normaliser, Real>(tape, normaliser, backward ? &grad : nullptr));

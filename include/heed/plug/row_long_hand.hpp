@@ -13,31 +13,39 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// Calls f(entry) for the entry of the list that names a learnt parameter of the normaliser.
-template <class Normaliser, class Parameter, class F>
-void find_parameter(const Normaliser& normaliser, const Parameter& parameter, const F& f) {
+// Calls f(entry) for the entry of the list that names a learnt parameter of the part.
+template <class Part, class Parameter, class F>
+void find_parameter(const Part& part, const Parameter& parameter, const F& f) {
   bool found = false;
-  for_each_entry<Normaliser>([&]<class Entry>(const Entry& entry) {
+  for_each_entry<Part>([&]<class Entry>(const Entry& entry) {
     if constexpr (Entry::learnt)
-      if (&(normaliser.*entry.member) == &parameter) {
+      if (&(part.*entry.member) == &parameter) {
         found = true;
         f(entry);
       }
   });
   require(found,
-          "heed: forward(row) of a normaliser asks for a learnt parameter that `parameters` of the "
-          "normaliser does not name "
+          "heed: forward(row) asks for a learnt parameter that `parameters` does not name "
           "(plug/row_formula.hpp)");
+}
+// The memory for the gradient of a parameter; null without `grad`, the gradients of the part.
+template <class Part, class Real>
+[[nodiscard]] Real* gradient_memory(const Part& part, const Param<Real>& parameter, Part* grad) {
+  Real* to = nullptr;
+  find_parameter(part, parameter, [&](const auto& entry) {
+    if (grad) to = (grad->*entry.member).data();
+  });
+  return to;
 }
 template <class Parameter>
 [[nodiscard]] Index checked_entry(const Parameter& parameter, Index n) {
-  require(n >= 0 && n < parameter.size(), "heed: forward(row) of a normaliser asks for entry ", n,
+  require(n >= 0 && n < parameter.size(), "heed: forward(row) asks for entry ", n,
           " of a learnt parameter with ", parameter.size(), " entries");
   return n;
 }
 // Checks that a query's or key's token has more than c numbers; returns c.
 inline Index checked_input(Index c, Index count, const char* side) {
-  require(c >= 0 && c < count, "heed: forward(row) of a normaliser asks for number ", c, " of a ",
+  require(c >= 0 && c < count, "heed: forward(row) asks for number ", c, " of a ",
           side, "'s token, it declares ", side, "_inputs = ", count);
   return c;
 }

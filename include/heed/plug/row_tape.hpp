@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Records the loops over keys that the formula of a row normaliser runs (plug/row_terms.hpp), so
-// that write_gradients() can run them backwards.
+// Records the loops over a row that a formula runs (plug/row_terms.hpp), so that run_back() can run them backwards: over
+// the keys of a query's scores (plug/key_tape.hpp), or over the columns of its rows (plug/readout_formula.hpp).
 
 #include <heed/core/error.hpp>
 #include <heed/plug/row_terms.hpp>
@@ -66,56 +66,33 @@ class RowTape {
   // Number of keys in a partial sum; sums add up partial sums (fold_over_keys).
   static constexpr Index kRun = 128;
 
-  // A tape for one pass over the rows of a block. recording: write_gradients() will be called.
-  // Without a block nothing is computed, but columns() tells how many columns the formula keeps.
-  RowTape(const RowBlock<Real>* block, bool recording)
-      : block_(block),
-        recording_(recording),
-        keys_(block ? block->keys() : 0),
-        room_(block && keys_ > 0 ? block->work.rows * block->work.lanes / (keys_ * W) : 0) {
+  // A tape for one pass over vectors of rows. recording: run_back() will be called. `memory` has room for `room` columns, each
+  // of `longest` packs; where `longest` is 0 nothing is computed, but columns() tells how many columns the formula keeps.
+  RowTape(bool recording, Real* memory, Index room, Index longest)
+      : recording_(recording), memory_(memory), room_(room), longest_(longest) {
     records_.reserve(32);
   }
   RowTape(const RowTape&) = delete;  // terms point at their tape
-  RowTape& operator=(const RowTape&) = delete;
 
-  // Forgets all terms and goes on with vector v of the block.
-  void begin(int v) {
+  // Forgets all terms and goes on with vector v of the rows, `valid` lanes of which count. A number stands for `length` equal
+  // ones where a formula sums or keeps it. shown: numbers, -infinity where an entry of a row is hidden.
+  void begin(int v, Index valid, Index length, const TileColumn<const Real>& shown) {
     vector_ = v;
+    valid_ = valid;
+    length_ = length;
+    shown_ = shown;
     columns_ = 0;
     arena_.clear();
     records_.clear();
-    score_adjoints_ = {};
   }
 
-  [[nodiscard]] const RowBlock<Real>* block() const { return block_; }
   [[nodiscard]] bool recording() const { return recording_; }
   [[nodiscard]] int vector() const { return vector_; }
-  [[nodiscard]] Index keys() const { return keys_; }
   [[nodiscard]] Index columns() const { return columns_; }
   // Number of lanes of the vector that are queries.
-  [[nodiscard]] Index valid_lanes() const {
-    return block_ ? std::clamp<Index>(block_->valid_lanes - vector_ * W, 0, W) : 0;
-  }
+  [[nodiscard]] Index valid_lanes() const { return valid_; }
   [[nodiscard]] RowArena& arena() { return arena_; }
 
-  [[nodiscard]] Column scores(int map) {
-    Real*& adjoints = score_adjoints_[std::size_t(map)];
-    if (recording_ && !adjoints) {
-      adjoints = new_column();
-      std::fill_n(adjoints, keys_ * W, Real(0));
-    }
-    if (!block_) return {{{this, nullptr, 0, nullptr}, map}};
-    const LaneTile<Real>& tile = block_->scores[std::size_t(map)];
-    return {{{this, tile.data + vector_ * W, tile.lanes, adjoints}, map}};
-  }
-  // Number c of each key's token.
-  [[nodiscard]] RowTerm<TokenNode<Real>> token_input(Index c) {
-    Real* adjoints = recording_ ? new_column() : nullptr;
-    if (!block_) return {{{this, nullptr, 0, nullptr}}};
-    std::fill_n(adjoints, recording_ ? keys_ * W : 0, Real(0));
-    then([this, adjoints, c] { reverse_tokens(adjoints, c); });
-    return {{{this, block_->key_inputs.data + c, block_->key_inputs.stride, adjoints}}};
-  }
   // A number that depends on no other number.
   [[nodiscard]] Number independent(P value) {
     return {{arena_.make(RowNumber<Real>{this, value, P(Real(0))})}};
@@ -127,7 +104,13 @@ class RowTape {
     then([of = number.e.of, back] { back(of->adjoint); });
     return number;
   }
-  // Adds back() to the loops that write_gradients() runs.
+  // A learnt number, whose gradient is added to *to.
+  [[nodiscard]] Number learnt(Real value, Real* to) {
+    return variable(P(value), [to, valid = valid_](P adjoint) {
+      *to += Real(sum_valid_lanes(adjoint, 0, valid));
+    });
+  }
+  // Adds back() to the loops that run_back() runs.
   template <class Back>
   void then(const Back& back) {
     if (recording_) note(BackPass<Back>{back});
@@ -144,7 +127,7 @@ class RowTape {
   // A column with the values of an expression, which is computed once.
   template <class X>
   [[nodiscard]] Column keep(const X& x) {
-    const Column column = kept_column();
+    const Column column = kept_column(length_of(x));
     keep_values(x, column.e);
     if (recording_) note(KeepPass<X>{x, column.e});
     return column;
@@ -159,7 +142,7 @@ class RowTape {
   // Running sums. back: over the keys from each key on; else up to it. Both include the key itself.
   template <bool back, class X>
   [[nodiscard]] Column running_sum(const X& x) {
-    const Column column = kept_column();
+    const Column column = kept_column(length_of(x));
     add_up<back>(x, column.e);
     if (recording_) note(RunningPass<X, back>{x, column.e});
     return column;
@@ -167,7 +150,7 @@ class RowTape {
   // The products over the keys behind each key.
   template <class X>
   [[nodiscard]] Column product_behind(const X& x) {
-    const Column column = kept_column();
+    const Column column = kept_column(length_of(x));
     multiply_up(x, column.e);
     if (recording_) note(ProductPass<X>{x, column.e});
     return column;
@@ -177,51 +160,48 @@ class RowTape {
   [[nodiscard]] Number largest(const X& x) {
     return independent(largest_of(x));
   }
-  [[nodiscard]] P count_visible() const {
-    return keys_ > 0 ? heed::count_visible(column_of(block_->scores[0], vector_), keys_)
-                     : P(Real(0));
+  // `count` numbers in memory, `stride` apart; back(j, adjoint) gets the gradient of number j. One number for all rows
+  // where Node is a TokenNode.
+  template <class Node = ColumnNode<Real>, class Back>
+  [[nodiscard]] RowTerm<Node> source(const Real* values, Index stride, Index count,
+                                     const Back& back) {
+    Real* adjoints = recording_ ? zeros(count) : nullptr;
+    then([=] {
+      for (Index j = 0; j < count; ++j) back(j, P::load(adjoints + j * W));
+    });
+    Node node{};
+    static_cast<MemoryNode<Real>&>(node) = {this, values, stride, count, adjoints};
+    return {node};
   }
   // A column that fill(column) fills; back(column) takes its gradients.
   template <class Fill, class Back>
   [[nodiscard]] Column column(const Fill& fill, const Back& back) {
-    const Column column = kept_column();
+    const Column column = kept_column(length_);
     fill(column.e);
     then([of = column.e, back] { back(of); });
     return column;
   }
 
   [[nodiscard, gnu::always_inline]] auto hidden(Index j) const {
-    return is_hidden(block_->scores[0].load(j, vector_));
+    return is_hidden(P::load(shown_.data + j * shown_.stride));
   }
-
-  // The loops below take an expression by reference and copy it: an argument on the stack may lie where clang 14 aligns it less
-  // than its packs need.
-
-  // Writes the result of a formula, the weights, over the scores.
+  // How many numbers an expression has.
   template <class X>
-  [[gnu::noinline, gnu::flatten]] void write_weights(const X& x) const {
-    X e = x;
-    for_runs(
-        e, keys_, [&](Index j) __attribute__((always_inline)) {
-          block_->scores[0].store(j, vector_, zero_where(hidden(j), e.value(j)));
-        });
+  [[nodiscard]] Index length_of(const X& x) const {
+    const Index own = x.length();
+    return own > 0 ? own : length_;
   }
-  // Backward: takes dw_j = dweights_j, runs all loops from the last to the first, and writes the gradients of the scores.
-  template <class X>
-  void write_gradients(const X& x) {
-    reverse_weights(x);
+  // Runs all loops backwards, from the last to the first.
+  void run_back() {
     while (!records_.empty()) {
       const Record record = records_.back();
       records_.pop_back();
       record.back(*this, record.pass);
     }
-    for (std::size_t m = 0; m < score_adjoints_.size(); ++m) {
-      const LaneTile<Real>& to = block_->dscores[m];
-      if (!to.data) continue;
-      for (Index j = 0; j < keys_; ++j)
-        to.store(j, vector_, score_adjoints_[m] ? P::load(score_adjoints_[m] + j * W) : P(Real(0)));
-    }
   }
+
+  // The loops below take an expression by reference and copy it: an argument on the stack may lie where clang 14 aligns it less
+  // than its packs need.
 
   // Stores the value of key j in a kept column.
   [[gnu::always_inline]] static void store(const ColumnNode<Real>& column, Index j, P x) {
@@ -237,6 +217,20 @@ class RowTape {
       for (Index j = first, end = std::min(keys, first + kRun); j < end; ++j) body(j);
       e.finish();
     }
+  }
+
+ protected:
+  [[nodiscard]] Real* new_column() {
+    const Index n = columns_++;
+    if (longest_ == 0) return nullptr;
+    require(n < room_, "heed: forward(row) keeps more columns than the ", room_,
+            " that it keeps in head 0");
+    return memory_ + n * longest_ * W;
+  }
+  // A column of zeros.
+  [[nodiscard]] Real* zeros(Index length) {
+    Real* first = new_column();
+    return first ? std::fill_n(first, length * W, Real(0)) - length * W : first;
   }
 
  private:
@@ -291,30 +285,23 @@ class RowTape {
     void back(RowTape& tape) { tape.reverse_products(x, column); }
   };
 
-  [[nodiscard]] Real* new_column() {
-    const Index n = columns_++;
-    if (!block_) return nullptr;
-    require(n < room_ || keys_ == 0,
-            "heed: forward(row) of a normaliser keeps more columns than the ", room_,
-            " that it keeps in head 0");
-    return block_->work.data + n * keys_ * W;
-  }
-  [[nodiscard]] Column kept_column() {
+  [[nodiscard]] Column kept_column(Index length) {
     Real* values = new_column();
-    return {{{this, values, W, recording_ ? new_column() : nullptr}, -1}};
+    return {{{this, values, W, length, recording_ ? new_column() : nullptr}, -1}};
   }
   template <class X>
   [[gnu::noinline, gnu::flatten]] void keep_values(const X& x, ColumnNode<Real> column) const {
     X e = x;
     for_runs(
-        e, keys_, [&](Index j) __attribute__((always_inline)) { store(column, j, e.value(j)); });
+        e, column.count,
+        [&](Index j) __attribute__((always_inline)) { store(column, j, e.value(j)); });
   }
   // d e_j += dy_j. The last operation of the expression reads its own value from memory.
   template <class X>
   [[gnu::noinline, gnu::flatten]] void reverse_kept(const X& x, ColumnNode<Real> column) const {
     X e = x;
     for_runs(
-        e, keys_, [&](Index j) __attribute__((always_inline)) {
+        e, column.count, [&](Index j) __attribute__((always_inline)) {
           const P g = P::load(column.adjoints + j * W);
           if constexpr (
               requires {
@@ -334,10 +321,11 @@ class RowTape {
   [[gnu::noinline, gnu::flatten]] P sum_of(const X& x) const {
     X e = x;
     P total = Real(0);
-    for (Index first = 0; first < keys_; first += kRun) {
+    const Index count = length_of(x);
+    for (Index first = 0; first < count; first += kRun) {
       e.begin();
       P part = Real(0);
-      for (Index j = first, end = std::min(keys_, first + kRun); j < end; ++j)
+      for (Index j = first, end = std::min(count, first + kRun); j < end; ++j)
         part += zero_where(hidden(j), e.value(j));
       total += part;
     }
@@ -348,7 +336,7 @@ class RowTape {
   [[gnu::noinline, gnu::flatten]] void reverse_sum(const X& x, P g) const {
     X e = x;
     for_runs(
-        e, keys_, [&](Index j) __attribute__((always_inline)) {
+        e, length_of(x), [&](Index j) __attribute__((always_inline)) {
           (void)e.value(j);
           e.push(j, zero_where(hidden(j), g));
         });
@@ -356,12 +344,12 @@ class RowTape {
   // Calls f(j) for all keys in the order of a running sum, which starts again every kRun keys:
   // `total` holds the sum of the keys before them.
   template <bool back, class F>
-  [[gnu::always_inline]] void in_order(const F& f) const {
+  [[gnu::always_inline]] static void in_order(Index keys, const F& f) {
     P total = Real(0);
-    for (Index done = 0; done < keys_; done += kRun) {
-      const Index end = std::min(keys_, done + kRun);
+    for (Index done = 0; done < keys; done += kRun) {
+      const Index end = std::min(keys, done + kRun);
       P part = Real(0);
-      for (Index n = done; n < end; ++n) f(back ? keys_ - 1 - n : n, total, part);
+      for (Index n = done; n < end; ++n) f(back ? keys - 1 - n : n, total, part);
       total += part;
     }
   }
@@ -369,21 +357,23 @@ class RowTape {
   [[gnu::noinline, gnu::flatten]] void add_up(const X& x, ColumnNode<Real> column) const {
     X e = x;
     e.begin();
-    in_order<back>([&](Index j, P total, P & part) __attribute__((always_inline)) {
-      part += zero_where(hidden(j), e.value(j));
-      store(column, j, total + part);
-    });
+    in_order<back>(
+        column.count, [&](Index j, P total, P & part) __attribute__((always_inline)) {
+          part += zero_where(hidden(j), e.value(j));
+          store(column, j, total + part);
+        });
   }
   // y_j = sum over k behind (before) j of e_k: d e_k += sum over j before (behind) k of dy_j
   template <bool back, class X>
   [[gnu::noinline, gnu::flatten]] void reverse_running(const X& x, ColumnNode<Real> column) const {
     X e = x;
     e.begin();
-    in_order<!back>([&](Index j, P total, P & part) __attribute__((always_inline)) {
-      part += P::load(column.adjoints + j * W);
-      (void)e.value(j);
-      e.push(j, zero_where(hidden(j), total + part));
-    });
+    in_order<!back>(
+        column.count, [&](Index j, P total, P & part) __attribute__((always_inline)) {
+          part += P::load(column.adjoints + j * W);
+          (void)e.value(j);
+          e.push(j, zero_where(hidden(j), total + part));
+        });
     e.finish();
   }
   template <class X>
@@ -391,7 +381,7 @@ class RowTape {
     X e = x;
     P product = Real(1);
     e.begin();
-    for (Index j = keys_; j-- > 0;) {
+    for (Index j = column.count; j-- > 0;) {
       store(column, j, product);
       product = select(hidden(j), product, product * e.value(j));
     }
@@ -402,53 +392,30 @@ class RowTape {
     X e = x;
     P a = Real(0);
     for_runs(
-        e, keys_, [&](Index j) __attribute__((always_inline)) {
+        e, column.count, [&](Index j) __attribute__((always_inline)) {
           const auto mask = hidden(j);
           const P factor = e.value(j);
           e.push(j, zero_where(mask, along(a, column.last(j))));
           a = select(mask, a, along(a, factor) + P::load(column.adjoints + j * W));
         });
   }
-  // dt_j += sum over queries that see key j of dy_j, y_j = t_j for each of them
-  void reverse_tokens(const Real* adjoints, Index c) const {
-    const Index valid = valid_lanes();
-    for (Index j = 0; j < keys_; ++j) {
-      const P g = zero_where(hidden(j), P::load(adjoints + j * W));
-      block_->dkey_inputs(j, c) += valid == W ? sum_lanes(g) : Real(sum_valid_lanes(g, 0, valid));
-    }
-  }
   template <class X>
   [[gnu::noinline, gnu::flatten]] P largest_of(const X& x) const {
     X e = x;
-    if (keys_ == 0) return Real(0);
-    if constexpr (std::is_same_v<X, ColumnNode<Real>>)
-      if (e.map >= 0) return row_top(*block_, std::size_t(e.map), vector_);
+    const Index count = length_of(x);
     P top = -kInfinity<Real>;
     e.begin();
-    for (Index j = 0; j < keys_; ++j)
+    for (Index j = 0; j < count; ++j)
       top = max(top, select(hidden(j), P(-kInfinity<Real>), e.value(j)));
     return zero_where(is_hidden(top), top);
   }
-  template <class X>
-  [[gnu::noinline, gnu::flatten]] void reverse_weights(const X& x) const {
-    X e = x;
-    const LaneTile<Real> weights = block_->weights, dweights = block_->dweights;
-    for_runs(
-        e, keys_, [&](Index j) __attribute__((always_inline)) {
-          const auto mask = hidden(j);
-          const P g = zero_where(mask, dweights.load(j, vector_));
-          weights.store(j, vector_, zero_where(mask, e.value(j)));
-          e.push(j, g);
-        });
-  }
-
-  const RowBlock<Real>* block_;
   bool recording_;
   int vector_ = 0;
-  Index keys_, room_, columns_ = 0;
+  Real* memory_;
+  Index room_, longest_, valid_ = 0, length_ = 0, columns_ = 0;
+  TileColumn<const Real> shown_{};
   RowArena arena_;
   std::vector<Record> records_;
-  std::array<Real*, std::tuple_size_v<decltype(RowBlock<Real>::scores)>> score_adjoints_{};
 };
 
 }  // namespace detail

@@ -18,9 +18,11 @@
 // Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs out in both directions, so
 //         that the value of a term at a hidden pair, even NaN, has no effect.
 
+#include <heed/core/error.hpp>
 #include <heed/plug/row_kit.hpp>
 #include <heed/simd/instructions.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -48,8 +50,17 @@ template <class Real>
   return zero_where(g == Pack<Real>(Real(0)), g * slope);
 }
 
+// The length of what is made of terms of lengths a and b; 0: one number for all.
+[[nodiscard]] inline Index same_length(Index a, Index b) {
+  require(a == b || a == 0 || b == 0, "heed: forward(row) puts together columns of ", a, " and ", b,
+          " numbers; a row's columns have dim_qk or dim_v of them (plug/readout_formula.hpp)");
+  return std::max(a, b);
+}
+
 // Expressions. value(j) computes the value of key j; push(j, g), called directly behind value(j),
 // passes on the gradient g of that value. begin() comes before a run of keys, finish() behind it.
+
+// length() is the number of keys, 0 where an expression is one number for all of them.
 
 // Numbers in memory, `stride` apart from key to key. The gradients are dense, a pack per key.
 template <class Real_>
@@ -58,10 +69,11 @@ struct MemoryNode {
   using P = Pack<Real>;
   RowTape<Real>* of;
   const Real* values;
-  Index stride;
+  Index stride, count;
   Real* adjoints;
 
   [[nodiscard]] RowTape<Real>* tape() const { return of; }
+  [[nodiscard]] Index length() const { return count; }
   [[gnu::always_inline]] void begin() {}
   [[gnu::always_inline]] void push(Index j, P g) {
     Real* cell = adjoints + j * kLanes<Real>;
@@ -99,6 +111,7 @@ struct NumberNode {
   P held{}, sum{};
 
   [[nodiscard]] RowTape<Real>* tape() const { return of->tape; }
+  [[nodiscard]] Index length() const { return 0; }
   [[gnu::always_inline]] void begin() {
     held = of->value;
     sum = Real(0);
@@ -117,6 +130,7 @@ struct ConstantNode {
   P held;
 
   [[nodiscard]] RowTape<Real>* tape() const { return nullptr; }
+  [[nodiscard]] Index length() const { return 0; }
   [[gnu::always_inline]] void begin() {}
   [[nodiscard, gnu::always_inline]] P value(Index) { return held; }
   [[nodiscard, gnu::always_inline]] P last(Index) const { return held; }
@@ -130,9 +144,10 @@ struct PositionNode {
   using Real = Real_;
   using P = Pack<Real>;
   RowTape<Real>* of;
-  Index first;
+  Index first, count;
 
   [[nodiscard]] RowTape<Real>* tape() const { return of; }
+  [[nodiscard]] Index length() const { return count; }
   [[gnu::always_inline]] void begin() {}
   [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
   [[nodiscard, gnu::always_inline]] P last(Index j) const { return Real(first + j); }
@@ -148,6 +163,7 @@ struct UnaryNode {
   P y{};
 
   [[nodiscard]] RowTape<Real>* tape() const { return a.tape(); }
+  [[nodiscard]] Index length() const { return a.length(); }
   [[gnu::always_inline]] void begin() { a.begin(); }
   [[nodiscard, gnu::always_inline]] P value(Index j) { return y = F::of(a.value(j)); }
   [[nodiscard, gnu::always_inline]] P last(Index) const { return y; }
@@ -164,6 +180,7 @@ struct BinaryNode {
   P y{};
 
   [[nodiscard]] RowTape<Real>* tape() const { return a.tape() ? a.tape() : b.tape(); }
+  [[nodiscard]] Index length() const { return same_length(a.length(), b.length()); }
   [[gnu::always_inline]] void begin() {
     a.begin();
     b.begin();
@@ -193,6 +210,9 @@ struct SelectNode {
   P chosen{};
 
   [[nodiscard]] RowTape<Real>* tape() const { return a.tape() ? a.tape() : b.tape(); }
+  [[nodiscard]] Index length() const {
+    return same_length(same_length(a.length(), b.length()), same_length(x.length(), y.length()));
+  }
   [[gnu::always_inline]] void begin() {
     a.begin();
     b.begin();

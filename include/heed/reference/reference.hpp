@@ -75,7 +75,10 @@ class Forward {
         g_(problem.geometry),
         request_(request),
         own_mask_(mask_of(problem)),
-        mask_(own_mask_, problem.geometry, "reference::forward") {
+        mask_(own_mask_, problem.geometry, "reference::forward"),
+        values_(problem.value) {
+    if constexpr (heed::detail::maps_values<typename Op::ReadoutType>)
+      for (S& value : values_) value = op.readout.value(S(value));
     require(problem.dropout.valid(), "reference::forward: dropout.rate is ", problem.dropout.rate,
             ", it must be in [0, 1)");
   }
@@ -157,7 +160,7 @@ class Forward {
     if (request_.error_scale) terms = weight_terms(weights, rows);
     drop(b, h, i, keys, weights);
     drop(b, h, i, keys, terms);
-    const S* value = problem_.value.data() + value_begin(b, g_.kv_head(h));
+    const S* value = values_.data() + value_begin(b, g_.kv_head(h));
     mix(weights, keys, value, result_.mixed.data() + row * g_.dim_v);
     for (std::size_t m = 0; m < rows.size(); ++m) {
       if (request_.scores) scatter(rows[m], keys, row, result_.scores[m]);
@@ -247,7 +250,7 @@ class Forward {
                               result_.mixed,
                               problem_.query,
                               problem_.key,
-                              problem_.value,
+                              values_,
                               problem_.extra,
                               result_.lse,
                               {},
@@ -265,6 +268,7 @@ class Forward {
   Request request_;
   Mask<double> own_mask_;
   BoundMask<double> mask_;
+  std::vector<S> values_;  // as the readout transforms them
   Result<S> result_;
 };
 
