@@ -46,11 +46,10 @@ class KeyTape : public RowTape<Real> {
   }
   // Number c of each key's token: dt_j += sum over queries that see key j of dy_j, y_j = t_j for each of them.
   [[nodiscard]] auto token_input(Index c) {
-    using Token = TokenNode<Real>;
-    if (!block_) return this->template source<Token>(nullptr, 0, 0, [](Index, P) {});
-    const TokenRows<const Real>& tokens = block_->key_inputs;
-    return this->template source<Token>(
-        tokens.data + c, tokens.stride, keys_, [this, c, valid = this->valid_lanes()](Index j, P g) {
+    const TokenRows<const Real> of = block_ ? block_->key_inputs : TokenRows<const Real>{};
+    return this->tokens(
+        of.data + (block_ ? c : 0), of.stride, keys_,
+        [this, c, valid = this->valid_lanes()](Index j, P g) {
           g = zero_where(this->hidden(j), g);
           block_->dkey_inputs(j, c) +=
               valid == W ? sum_lanes(g) : Real(sum_valid_lanes(g, 0, valid));

@@ -37,7 +37,7 @@
 //
 // Accuracy sums run over the columns in their order
 // Cost     memory for the mixed rows of a call (saves_mixed), and for a few rows of each panel. At most 1.5 times a vjp() written
-//          by hand (bench/NOTES.md)
+//          by hand for one pass over the columns, 2.5 times for three (bench/NOTES.md)
 // Errors   std::invalid_argument where a word reads what does not exist, or a formula puts columns of different counts together
 
 #include <heed/plug/readout_calls.hpp>
@@ -132,7 +132,7 @@ class TapedReadout {
     const Index first = first_of_head(parameter, head());
     Real* to = gradient_of(parameter);
     const Index valid = tape_.valid_lanes();
-    return tape_.template source<TokenNode<Real>>(
+    return tape_.tokens(
         parameter.data() + first, 1, dry() ? 0 : parameter.extent(1),
         [=](Index c, P adjoint) { to[first + c] += Real(sum_valid_lanes(adjoint, 0, valid)); });
   }
@@ -164,9 +164,7 @@ class TapedReadout {
   }
   // All rows of a lane tile; `to` takes their gradients.
   [[nodiscard]] auto columns(const LaneTile<const Real>& from, const LaneTile<Real>& to) const {
-    const int v = tape_.vector();
-    return tape_.source(dry() ? nullptr : from.data + v * P::width, from.lanes, from.rows,
-                        [=](Index c, P adjoint) { to.add(c, v, adjoint); });
+    return tape_.rows(from, to);
   }
   // Row c of a lane tile, whose rows are called `what`.
   [[nodiscard]] auto number(const LaneTile<const Real>& from, const LaneTile<Real>& to, Index c,
@@ -356,7 +354,7 @@ struct ReadoutFormula {
         e, to.rows,
         [&](Index c) __attribute__((always_inline)) { to.store(c, v, e.value(c)); });
   }
-  // tile: dL/dout becomes zeros, to which the formula's reversal adds dL/dmixed.
+  // tile: dL/dout becomes the first terms of dL/dmixed; tape.run_back() adds the others.
   template <class X>
   [[gnu::noinline, gnu::flatten]] static void reverse_rows(const X& x, const LaneTile<Real>& tile,
                                                            int v) {
@@ -364,9 +362,9 @@ struct ReadoutFormula {
     Tape::for_runs(
         e, tile.rows, [&](Index c) __attribute__((always_inline)) {
           const P g = tile.load(c, v);
+          tile.store(c, v, P(Real(0)));
           (void)e.value(c);
           e.push(c, g);
-          tile.store(c, v, P(Real(0)));
         });
   }
   static void require_columns(const auto& x, Index dim_v) {

@@ -30,16 +30,17 @@ class RowArena {
     std::fill_n(first, count, Real(0));
     return first;
   }
-  void clear() { chunk_ = used_ = 0; }
+  void clear() { chunk_ = used_ = own_used_ = 0; }
 
  private:
   struct alignas(kAlign) Line {
     std::byte bytes[kAlign];
   };
-  static constexpr std::size_t kChunk = 128;  // lines: 8 KiB
+  static constexpr std::size_t kOwn = 64, kChunk = 128;  // lines: 4 KiB, 8 KiB
 
   [[nodiscard]] void* take(std::size_t bytes) {
     const std::size_t lines = bytes / kAlign + 1;
+    if (own_used_ + lines <= kOwn) return own_ + std::exchange(own_used_, own_used_ + lines);
     if (chunk_ < chunks_.size() && used_ + lines > chunks_[chunk_].size()) {
       ++chunk_;
       used_ = 0;
@@ -52,8 +53,9 @@ class RowArena {
     used_ += lines;
     return chunks_[chunk_].data() + (used_ - lines);
   }
+  Line own_[kOwn];  // most formulas need no more
   std::vector<std::vector<Line>> chunks_;
-  std::size_t chunk_ = 0, used_ = 0;
+  std::size_t chunk_ = 0, used_ = 0, own_used_ = 0;
 };
 
 template <class Real>
@@ -70,7 +72,7 @@ class RowTape {
   // of `longest` packs; where `longest` is 0 nothing is computed, but columns() tells how many columns the formula keeps.
   RowTape(bool recording, Real* memory, Index room, Index longest)
       : recording_(recording), memory_(memory), room_(room), longest_(longest) {
-    records_.reserve(32);
+    if (recording) records_.reserve(32);
   }
   RowTape(const RowTape&) = delete;  // terms point at their tape
 
@@ -160,18 +162,20 @@ class RowTape {
   [[nodiscard]] Number largest(const X& x) {
     return independent(largest_of(x));
   }
-  // `count` numbers in memory, `stride` apart; back(j, adjoint) gets the gradient of number j. One number for all rows
-  // where Node is a TokenNode.
-  template <class Node = ColumnNode<Real>, class Back>
-  [[nodiscard]] RowTerm<Node> source(const Real* values, Index stride, Index count,
-                                     const Back& back) {
+  // `count` numbers for all rows, `stride` apart in memory; back(j, adjoint) gets the gradient of number j.
+  template <class Back>
+  [[nodiscard]] RowTerm<TokenNode<Real>> tokens(const Real* values, Index stride, Index count,
+                                                const Back& back) {
     Real* adjoints = recording_ ? zeros(count) : nullptr;
     then([=] {
       for (Index j = 0; j < count; ++j) back(j, P::load(adjoints + j * W));
     });
-    Node node{};
-    static_cast<MemoryNode<Real>&>(node) = {this, values, stride, count, adjoints};
-    return {node};
+    return {{{this, values, stride, count, adjoints}}};
+  }
+  // The vector's numbers in a lane tile, whose gradients are added to another.
+  [[nodiscard]] Column rows(const LaneTile<const Real>& tile, const LaneTile<Real>& adjoints) {
+    const Index at = vector_ * W;
+    return {{{this, tile.data + at, tile.lanes, tile.rows, adjoints.data + at, adjoints.lanes}, -1}};
   }
   // A column that fill(column) fills; back(column) takes its gradients.
   template <class Fill, class Back>

@@ -62,7 +62,7 @@ template <class Real>
 
 // length() is the number of keys, 0 where an expression is one number for all of them.
 
-// Numbers in memory, `stride` apart from key to key. The gradients are dense, a pack per key.
+// Numbers in memory, `stride` apart from key to key, and their gradients, `pitch` apart, a pack per key.
 template <class Real_>
 struct MemoryNode {
   using Real = Real_;
@@ -71,12 +71,13 @@ struct MemoryNode {
   const Real* values;
   Index stride, count;
   Real* adjoints;
+  Index pitch = kLanes<Real>;
 
   [[nodiscard]] RowTape<Real>* tape() const { return of; }
   [[nodiscard]] Index length() const { return count; }
   [[gnu::always_inline]] void begin() {}
   [[gnu::always_inline]] void push(Index j, P g) {
-    Real* cell = adjoints + j * kLanes<Real>;
+    Real* cell = adjoints + j * pitch;
     (P::load(cell) + g).store(cell);
   }
   [[gnu::always_inline]] void finish() {}
