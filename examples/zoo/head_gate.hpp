@@ -20,9 +20,7 @@ struct Gate : heed::FormulaReadout {
   static constexpr bool uses_extra = true, gates = true;
   [[nodiscard]] static const char* extra_name() { return "gate"; }
   [[nodiscard]] Index extra_dim(const heed::Geometry&) const { return 1; }
-  auto forward(const auto& row) const {
-    return heed::math::sigmoid(row.extra(0)) * row.mixed();
-  }
+  auto forward(const auto& row) const { return heed::math::sigmoid(row.extra(0)) * row.mixed(); }
 };
 
 template <class T>

@@ -49,7 +49,7 @@ struct Runner {
   bool weights_sum_to_1 = false;
   bool lse_of_scores = true;    // false: lse of the flow's last softmax
   bool linear_rows = false;     // all keys have gradients of one size, whatever their weights
-  bool reads_own_rows = false;  // needs len_q = len_kv, and reads keys and values past the mask
+  bool reads_own_rows = false;  // reads keys and values at the queries' positions past the mask
 
   std::function<void(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::StoredView<T>&,
                      heed::Saved<T>*, const heed::Options&)>
@@ -206,14 +206,14 @@ template <class T>
 
 // All variants that can run on `g`. Only variants that their papers exclude are missing
 // (VariantTraits): an odd width for halves of heads; dim_v unlike dim_qk for values of two halves,
-// a recursion or a pull on the query; len_q unlike len_kv for a gate on the own row.
+// a recursion or a pull on the query; a query without a key at its position for a gate on the own row.
 template <class T, Needs needs = Needs{}>
 [[nodiscard]] std::vector<Runner<T>> runners(const Geometry& g, bool per_head = true) {
   std::vector<Runner<T>> all;
   const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
     if (variant.traits.even_dim_qk && g.dim_qk % 2 != 0) return;
     if (variant.traits.equal_widths && g.dim_qk != g.dim_v) return;
-    if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv) return;
+    if (Op::ReadoutType::uses_own_rows && g.query_position(g.len_q) > g.len_kv) return;
     all.push_back(make_runner<T, needs>(variant, per_head));
   };
   heed::for_each_variant<T>(g, add, {.prototypes = 3});

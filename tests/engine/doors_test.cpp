@@ -485,14 +485,21 @@ TEST_CASE("ops that ask for an extra input refuse a call without it", "[doors]")
   CHECK(asked >= 2);
 }
 
-TEST_CASE("a gate on the own row needs as many keys as queries", "[doors]") {
-  for (const auto& runner : runners<float>(geometry(1, 2, 1, 5, 5, 4, 4))) {
+TEST_CASE("a gate on the own row needs the keys at the queries' positions", "[doors]") {
+  int asked = 0;
+  for (const auto& runner : runners<float>(geometry(1, 2, 1, 5, 7, 4, 4))) {
     if (!runner.reads_own_rows) continue;
-    Geometry g = runner.geometry;
-    g.len_kv = 6;
-    check_words(message_of([&] { (void)forward(runner, random_call<float>(g, 0)); }),
-                {"len_q is 5", "len_kv is 6"});
+    ++asked;
+    const Call<float> call = random_call<float>(runner.geometry, 0);
+    Tensor<float> out(call.grad_out.shape());
+    heed::Inputs<float> in = call.inputs();
+    in.first_query = 2;
+    CHECK_NOTHROW(runner.forward(in, {}, out.view(), nullptr, {}));
+    in.first_query = 3;
+    check_words(message_of([&] { runner.forward(in, {}, out.view(), nullptr, {}); }),
+                {"queries stand at [3, 8), keys [0, 7) of 7 are at hand"});
   }
+  CHECK(asked == 1);
 }
 
 TEST_CASE("masks refuse to hold two of a kind and parts that make no sense", "[doors]") {

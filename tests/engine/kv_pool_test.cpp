@@ -186,7 +186,6 @@ void live(const Op& op, const Geometry& g) {
 TEST_CASE("sequences of a pool have the bits of caches, with every variant", "[kv_pool]") {
   const Geometry g{1, 4, 4, 2, 1, 1, 8, 8};
   for_each_variant<float>(g, [&]<class Op>(const Variant<Op>& variant) {
-    if (Op::ReadoutType::uses_own_rows) return;  // its own rows are no tokens of a cache
     INFO(variant.name);
     live<float>(variant.op, variant.geometry);
   });

@@ -210,7 +210,7 @@ void for_each_op(const Geometry& g, F&& f) {
                          [&]<class Op>(const Variant<Op>& variant) {
                            if (variant.traits.even_dim_qk && g.dim_qk % 2 != 0) return;
                            if (variant.traits.equal_widths && g.dim_qk != g.dim_v) return;
-                           if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv) return;
+                           if (Op::ReadoutType::uses_own_rows && g.len_q > g.len_kv) return;
                            f(variant.name, variant.op, variant.geometry);
                          },
                          {.prototypes = 3});

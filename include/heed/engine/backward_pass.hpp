@@ -40,9 +40,9 @@ class BackwardCall {
   BackwardCall(const OpenCall<Real>& call, const OpVjps<Real>& vjps, const BoundMask<Real>& bound,
                const BackwardArguments<Real>& given, int threads)
       : copies_(threads),
-        in_(copies_.template read_all<Operands<Real>>(call.in, call.geometry.share)),
+        values_(call.op, copies_, call.in.value, true),
+        in_(read_inputs(call)),
         inputs_(take_inputs(call.op, call.geometry, threads, in_)),
-        values_(take_values(call, threads)),
         grads_(
             copies_.template write_all<GradientOperands<Real>>(given.grads, call.geometry.share)),
         settles_(call.op.readout.needs_rehearsal()),
@@ -139,24 +139,24 @@ class BackwardCall {
   // After all: what the caller reads.
   void finish() {
     if (inputs_) inputs_->chain();
-    if (values_ && grads_.value.given())
-      values_->chain(held_rows(grads_.value, c_.geometry.share.keys_before));
+    if (values_.slopes.given() && grads_.value.given())
+      values_.chain(copies_, held_rows(grads_.value, c_.geometry.share.keys_before));
     copies_.round();
   }
 
  private:
+  [[nodiscard]] Operands<Real> read_inputs(const OpenCall<Real>& call) {
+    const Share& share = call.geometry.share;
+    auto in = copies_.template read_all<Operands<Real>>(call.in, share);
+    if (values_.values.given())
+      in.value = rows_of_call<const Real>(values_.values, share, TokensOf::keys);
+    return in;
+  }
   [[nodiscard]] OutputGradientOperands<Real> read(const BackwardArguments<Real>& given,
                                                   const Share& share) {
     const auto grad = copies_.read_outputs(given.grad_out, share.queries_before);
     return {rows_of_call(copies_.read(given.out), share, TokensOf::queries), grad.out, grad.lse,
             grad.steps};
-  }
-  [[nodiscard]] std::unique_ptr<ValueMap<Real>> take_values(const OpenCall<Real>& call,
-                                                            int threads) {
-    auto values = ValueMap<Real>::of(call.op, call.in.value, true, threads);
-    if (values)
-      in_.value = rows_of_call(values->values(), call.geometry.share, TokensOf::keys);
-    return values;
   }
   // Where workers write, in place of the caller's memory.
   [[nodiscard]] const GradientOperands<Real>& take_gradients() {
@@ -168,9 +168,9 @@ class BackwardCall {
   }
 
   WidenedTensors<Real> copies_;
+  MappedValues<Real> values_;
   Operands<Real> in_;
   std::unique_ptr<SummedInputs<Real>> inputs_;
-  std::unique_ptr<ValueMap<Real>> values_;
   GradientOperands<Real> grads_;
   bool settles_;  // do rows depend on each other, by what the readout has found in forward?
   std::unique_ptr<ReadoutTiles<Real>> readout_;

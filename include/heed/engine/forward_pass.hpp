@@ -88,8 +88,8 @@ class ForwardCall {
       in_.key = rows(in.key, TokensOf::keys);
       in_.value = rows(in.value, TokensOf::keys);
     }
-    if ((values_ = ValueMap<Real>::of(op, in.value, false, threads)))
-      in_.value = rows_of_call(values_->values(), g.share, TokensOf::keys);
+    if (const MappedValues<Real> mapped(op, copies_, in.value, false); mapped.values.given())
+      in_.value = rows_of_call<const Real>(mapped.values, g.share, TokensOf::keys);
     if (op.columns.any()) {
       in_.query_inputs = rows(in.query_inputs, TokensOf::queries);
       in_.key_inputs = rows(in.key_inputs, TokensOf::keys);
@@ -239,7 +239,6 @@ class ForwardCall {
   WidenedTensors<Real> copies_;
   Operands<Real> in_;
   std::unique_ptr<SummedInputs<Real>> inputs_;
-  std::unique_ptr<ValueMap<Real>> values_;
   OutputSet<TensorView<Real>> out_;
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;

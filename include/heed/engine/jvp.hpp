@@ -156,10 +156,14 @@ void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
     split_inputs(op.columns, tangents);
     inputs->take_tangents(tangents.query_inputs, tangents.key_inputs);
   }
-  const auto values = ValueMap<Real>::of(op, given.in.value, true, open.threads());
-  if (values) {
-    operands.value = values->values();
-    if (tangents.value.given()) tangents.value = values->tangents(tangents.value);
+  const MappedValues<Real> mapped(op, copies, given.in.value, true);
+  if (mapped.values.given()) {
+    operands.value = TensorView<const Real>(mapped.values);
+    if (tangents.value.given()) {
+      const TensorView<Real> moved = copies.copy(tangents.value);
+      mapped.chain(copies, moved);
+      tangents.value = moved;
+    }
   }
   JvpOutputs<Real> to{.saved = given.saved, .tangent = copies.write_outputs(given.tangent)};
   if (given.written)

@@ -4,7 +4,6 @@
 // An op of any type as the engine sees it (tiles.hpp): all that forward() compiles for a further op. Loops over the pairs of a
 // tile stand here, and run the op's formulas on vectors.
 
-#include <heed/autodiff/lane_dual.hpp>
 #include <heed/engine/pairs.hpp>
 #include <heed/engine/tile/stream_states.hpp>
 #include <heed/engine/tiles.hpp>
@@ -410,20 +409,8 @@ class ReadoutTilesOf final : public ReadoutTiles<Real> {
   }
   void map_values([[maybe_unused]] Real* x, [[maybe_unused]] Real* slope,
                   [[maybe_unused]] Index n) const override {
-    if constexpr (maps_values<Readout>) {
-      using P = Pack<Real>;
-      constexpr Index W = P::width;
-      for (Index first = 0; first < n; first += W) {
-        const Index count = std::min(W, n - first);
-        Real value[std::size_t(W)] = {}, rate[std::size_t(W)] = {};
-        std::copy_n(x + first, count, value);
-        const auto f = readout_.value(LaneDual<P, 1>::template variable<0>(P::load(value)));
-        f.value.store(value);
-        f.grad[0].store(rate);
-        std::copy_n(value, count, x + first);
-        if (slope) std::copy_n(rate, count, slope + first);
-      }
-    }
+    if constexpr (maps_values<Readout>)
+      ReadoutFormula<Readout, Real>::map_values(readout_, x, slope, n);
   }
   bool needs_rehearsal() const override {
     if constexpr (Readout::rehearses) return readout_.needs_rehearsal();

@@ -33,14 +33,21 @@ class WidenedTensors {
 
   // `from` itself, or a copy of its numbers.
   [[nodiscard, gnu::noinline]] TensorView<const Real> read(const StoredView<const Real>& from) {
-    if (!from.narrow()) return from.plain();
+    return from.narrow() ? copy(from) : from.plain();
+  }
+  [[nodiscard]] TensorView<Real> copy(const StoredView<const Real>& from) {
     const TensorView<Real> copy = memory_for(from.shape());
-    for_heads(from.shape(), [&](Index b, Index h) {
-      const Index page = from.page_rows() > 0 ? from.page_rows() : from.shape().len;
-      for (Index t = 0; t < from.shape().len; t += page)
-        widen_rows(from, b, h, t, std::min(page, from.shape().len - t), copy.row(b, h, t),
-                   copy.strides().row);
-    });
+    if (!from.narrow())
+      for_rows(copy, [&](Real* row, Index b, Index h, Index t) {
+        std::copy_n(from.plain().row(b, h, t), from.shape().dim, row);
+      });
+    else
+      for_heads(from.shape(), [&](Index b, Index h) {
+        const Index page = from.page_rows() > 0 ? from.page_rows() : from.shape().len;
+        for (Index t = 0; t < from.shape().len; t += page)
+          widen_rows(from, b, h, t, std::min(page, from.shape().len - t), copy.row(b, h, t),
+                     copy.strides().row);
+      });
     return copy;
   }
 
@@ -76,6 +83,14 @@ class WidenedTensors {
     return {detail::rows_of_call(write(to.out), before),
             detail::rows_of_call(write(to.lse), before),
             detail::rows_of_call(write(to.steps), before)};
+  }
+
+  // body(row, b, h, t) for all rows of a tensor.
+  template <class Body>
+  void for_rows(const TensorView<Real>& of, Body&& body) const {
+    for_heads(of.shape(), [&](Index b, Index h) {
+      for (Index t = 0; t < of.shape().len; ++t) body(of.row(b, h, t), b, h, t);
+    });
   }
 
   // After the call: what was written, rounded to the nearest numbers of 16 bits.

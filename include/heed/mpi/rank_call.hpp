@@ -238,6 +238,9 @@ struct RankCall {
   void check() {
     side.find_geometry(way.op.tiles);
     side.check_shards(way.step(side.geometry, side.options));
+    require(!way.op.tiles.readout.traits.maps_values, side.where,
+            ": the readout transforms values (value() in plug/readout.hpp), which calls over ranks "
+            "do not");
     way.require(side.geometry, side.sharding, side.where);
   }
   void check_outputs(const Outputs<Real>& out) const { side.check_outputs(way.op.tiles, out); }

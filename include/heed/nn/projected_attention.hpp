@@ -92,9 +92,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   // False if a token sees later ones, or if the op reads numbers of key tokens, which a cache does not keep.
-  [[nodiscard]] bool can_step() const override {
-    return stage.is_causal() && kKeyInputs == 0;
-  }
+  [[nodiscard]] bool can_step() const override { return stage.is_causal() && kKeyInputs == 0; }
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return frame_.new_cache(batch);
   }

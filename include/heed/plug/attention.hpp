@@ -82,14 +82,21 @@ struct Attention {
     return readout.extra_dim(g);
   }
 
-  // The readout's reference; a readout that works on the score's parameters gets the score (plug/readout.hpp).
+  // The readout's reference, by hand or derived from its formula; one that works on the score's parameters gets the score.
   template <class S>
-  requires HasReadoutReference<Readout, S> || HasReadoutReference<Readout, S, Score>
+  requires detail::knows_readout_formulas<Readout, S> ||
+      requires(const Readout& r, ReadoutContext<S>& all) {
+    r.reference(all);
+  } || requires(const Readout& r, ReadoutContext<S>& all, const Score& s) {
+    r.reference(all, s);
+  }
   void read_out_reference(ReadoutContext<S>& context) const {
     if constexpr (Readout::uses_score)
-      read_out_long_hand(readout, context, score);
+      readout.reference(context, score);
+    else if constexpr (requires { readout.reference(context); })
+      readout.reference(context);
     else
-      read_out_long_hand(readout, context);
+      detail::ReadoutFormula<Readout, S>::reference(readout, context);
   }
 
  private:

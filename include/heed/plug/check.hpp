@@ -284,6 +284,9 @@ consteval bool check_readout() {
       key_inputs_of<Readout> == 0,
       "heed: a readout reads numbers of its query's token alone and has no key_inputs; the "
       "score and a row normaliser may have some (plug/token_inputs.hpp)");
+  static_assert(!detail::maps_values<Readout> || detail::knows_readout_formulas<Readout, Real>,
+                "heed: a readout with value(x) needs a line `#include "
+                "<heed/plug/readout_formula.hpp>`, which differentiates it");
   // The members that a readout with uses_score must have depend on the score.
   if constexpr (!Readout::uses_score) {
     static_assert(

@@ -14,8 +14,8 @@ class KeyTape : public RowTape<Real> {
   using Base = RowTape<Real>;
 
  public:
-  using typename Base::Column, typename Base::Number, typename Base::P;
   using Base::largest, Base::W;
+  using typename Base::Column, typename Base::Number, typename Base::P;
 
   // A tape for the rows of a block; without one it counts columns.
   KeyTape(const RowBlock<Real>* block, bool recording)
@@ -47,13 +47,12 @@ class KeyTape : public RowTape<Real> {
   // Number c of each key's token: dt_j += sum over queries that see key j of dy_j, y_j = t_j for each of them.
   [[nodiscard]] auto token_input(Index c) {
     const TokenRows<const Real> of = block_ ? block_->key_inputs : TokenRows<const Real>{};
-    return this->tokens(
-        of.data + (block_ ? c : 0), of.stride, keys_,
-        [this, c, valid = this->valid_lanes()](Index j, P g) {
-          g = zero_where(this->hidden(j), g);
-          block_->dkey_inputs(j, c) +=
-              valid == W ? sum_lanes(g) : Real(sum_valid_lanes(g, 0, valid));
-        });
+    return this->tokens(of.data + (block_ ? c : 0), of.stride, keys_,
+                        [this, c, valid = this->valid_lanes()](Index j, P g) {
+                          g = zero_where(this->hidden(j), g);
+                          block_->dkey_inputs(j, c) +=
+                              valid == W ? sum_lanes(g) : Real(sum_valid_lanes(g, 0, valid));
+                        });
   }
   [[nodiscard]] P count_visible() const {
     return keys_ > 0 ? heed::count_visible(column_of(block_->scores[0], this->vector()), keys_)

@@ -25,27 +25,18 @@ inline constexpr bool knows_readout_formulas = requires {
 // True if the readout has a vjp() written by hand. One that works on the score's parameters must have it.
 template <class Readout, class Real>
 concept HasReadoutVjp = Readout::uses_score ||
-                        requires(const Readout& readout, const ReadoutPanel<Real>& panel,
-                                 Readout& grad) { readout.vjp(panel, grad); };
+    requires(const Readout& readout, const ReadoutPanel<Real>& panel, Readout& grad) {
+  readout.vjp(panel, grad);
+};
 
-// True if it has a reference(), written by hand or derived, that takes these arguments.
-template <class Readout, class S, class... Score>
-concept HasReadoutReference = requires(const Readout& readout, ReadoutContext<S>& context,
-                                       const Score&... score) {
-  readout.reference(context, score...);
-} || (sizeof...(Score) == 0 && detail::knows_readout_formulas<Readout, S> &&
-      !HasReadoutVjp<Readout, S>);
-
-// forward(panel), written by hand or derived: mixed rows become output rows. score: the op's, where the readout works on it.
+// The calls themselves. score: the op's, where the readout works on it; in vjp its gradient comes behind it.
 template <class Readout, class Real, class... Score>
-void read_out_rows(const Readout& readout, const ReadoutPanel<Real>& panel,
-                   const Score&... score) {
+void read_out_rows(const Readout& readout, const ReadoutPanel<Real>& panel, const Score&... score) {
   if constexpr (HasReadoutVjp<Readout, Real>)
     readout.forward(panel, score...);
   else
     detail::ReadoutFormula<Readout, Real>::forward(readout, panel);
 }
-// vjp(panel, grad), written by hand or derived.
 template <class Readout, class Real, class... Score>
 void read_out_rows_vjp(const Readout& readout, const ReadoutPanel<Real>& panel, Readout& grad,
                        Score&&... score) {
@@ -54,7 +45,6 @@ void read_out_rows_vjp(const Readout& readout, const ReadoutPanel<Real>& panel, 
   else
     detail::ReadoutFormula<Readout, Real>::vjp(readout, panel, grad);
 }
-// Scratch lane rows that forward() or vjp() needs.
 template <class Real, class Readout, class... Score>
 [[nodiscard]] Index readout_work_rows(const Readout& readout, const Geometry& g, bool backward,
                                       const Score&... score) {
@@ -62,15 +52,6 @@ template <class Real, class Readout, class... Score>
     return readout.work_rows(g, backward, score...);
   else
     return detail::ReadoutFormula<Readout, Real>::work_rows(readout, g, backward);
-}
-// Reference: all rows of a call.
-template <class Readout, class S, class... Score>
-void read_out_long_hand(const Readout& readout, ReadoutContext<S>& context,
-                        const Score&... score) {
-  if constexpr (requires { readout.reference(context, score...); })
-    readout.reference(context, score...);
-  else
-    detail::ReadoutFormula<Readout, S>::reference(readout, context);
 }
 
 }  // namespace HEED_ABI

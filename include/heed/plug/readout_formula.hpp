@@ -116,7 +116,8 @@ class TapedReadout {
     return number(panel_.lse, panel_.dlse, map, "lse");
   }
   [[nodiscard]] auto query_index() const {
-    const Index first = panel_.geometry.query_position(panel_.first_row) + tape_.vector() * P::width;
+    const Index first =
+        panel_.geometry.query_position(panel_.first_row) + tape_.vector() * P::width;
     return tape_.independent(P::iota() + Real(first));
   }
   [[nodiscard]] Index head() const { return panel_.head; }
@@ -197,20 +198,16 @@ class LongHandReadout {
   [[nodiscard]] Term mixed() const {
     return columns(all_.out.data() + g_.row_index(b_, h_, i_) * g_.dim_v, g_.dim_v);
   }
-  [[nodiscard]] Term own_value() const {
-    return columns(all_.own_value_row(b_, h_, i_), g_.dim_v);
-  }
-  [[nodiscard]] Term own_key() const {
-    return columns(all_.own_key_row(b_, h_, i_), g_.dim_qk);
-  }
+  [[nodiscard]] Term own_value() const { return columns(all_.own_value_row(b_, h_, i_), g_.dim_v); }
+  [[nodiscard]] Term own_key() const { return columns(all_.own_key_row(b_, h_, i_), g_.dim_qk); }
   [[nodiscard]] Term query() const { return columns(all_.query_row(b_, h_, i_), g_.dim_qk); }
   [[nodiscard]] Term extra() const {
     const Index dim = readout_.extra_dim(g_);
     return columns(all_.extra_row(b_, h_, i_, dim), dim);
   }
   [[nodiscard]] Term extra(Index c) const {
-    return number(extra().e.x[std::size_t(
-        checked_column(c, readout_.extra_dim(g_), "the extra input"))]);
+    return number(
+        extra().e.x[std::size_t(checked_column(c, readout_.extra_dim(g_), "the extra input"))]);
   }
   [[nodiscard]] Term query_input(Index c) const {
     constexpr int count = query_inputs_of<Readout>;
@@ -304,6 +301,20 @@ struct ReadoutFormula {
           std::copy(out.begin(), out.end(), all.out_row(b, h, i));
         }
   }
+  // x[i] = f(x[i]), slope[i] = f'(x[i]) unless slope is null, f the readout's value().
+  static void map_values(const Readout& readout, Real* x, Real* slope, Index n) {
+    constexpr Index W = P::width;
+    for (Index first = 0; first < n; first += W) {
+      const Index count = std::min(W, n - first);
+      Real value[std::size_t(W)] = {}, rate[std::size_t(W)];
+      std::copy_n(x + first, count, value);
+      const auto f = readout.value(LaneDual<P, 1>::template variable<0>(P::load(value)));
+      f.value.store(value);
+      f.grad[0].store(rate);
+      std::copy_n(value, count, x + first);
+      if (slope) std::copy_n(rate, count, slope + first);
+    }
+  }
   // The check of plug/check.hpp.
   static consteval bool check() {
     static_assert(
@@ -351,8 +362,7 @@ struct ReadoutFormula {
     require_columns(x, to.rows);
     X e = x;
     Tape::for_runs(
-        e, to.rows,
-        [&](Index c) __attribute__((always_inline)) { to.store(c, v, e.value(c)); });
+        e, to.rows, [&](Index c) __attribute__((always_inline)) { to.store(c, v, e.value(c)); });
   }
   // tile: dL/dout becomes the first terms of dL/dmixed; tape.run_back() adds the others.
   template <class X>

@@ -85,8 +85,7 @@ class TapedRow {
     return tape_.scores(map);
   }
   [[nodiscard]] auto key_index() const {
-    return RowTerm<PositionNode<Real>>{
-        {&tape_, dry() ? 0 : block().first_key, tape_.keys()}};
+    return RowTerm<PositionNode<Real>>{{&tape_, dry() ? 0 : block().first_key, tape_.keys()}};
   }
   [[nodiscard]] auto query_index() const {
     const Index first = dry() ? 0 : block().first_query + tape_.vector() * W;

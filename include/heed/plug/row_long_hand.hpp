@@ -45,8 +45,8 @@ template <class Parameter>
 }
 // Checks that a query's or key's token has more than c numbers; returns c.
 inline Index checked_input(Index c, Index count, const char* side) {
-  require(c >= 0 && c < count, "heed: forward(row) asks for number ", c, " of a ",
-          side, "'s token, it declares ", side, "_inputs = ", count);
+  require(c >= 0 && c < count, "heed: forward(row) asks for number ", c, " of a ", side,
+          "'s token, it declares ", side, "_inputs = ", count);
   return c;
 }
 // Checks that a table has at least two rows, since a place lies between two.

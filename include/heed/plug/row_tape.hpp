@@ -175,7 +175,8 @@ class RowTape {
   // The vector's numbers in a lane tile, whose gradients are added to another.
   [[nodiscard]] Column rows(const LaneTile<const Real>& tile, const LaneTile<Real>& adjoints) {
     const Index at = vector_ * W;
-    return {{{this, tile.data + at, tile.lanes, tile.rows, adjoints.data + at, adjoints.lanes}, -1}};
+    return {
+        {{this, tile.data + at, tile.lanes, tile.rows, adjoints.data + at, adjoints.lanes}, -1}};
   }
   // A column that fill(column) fills; back(column) takes its gradients.
   template <class Fill, class Back>
@@ -297,8 +298,9 @@ class RowTape {
   [[gnu::noinline, gnu::flatten]] void keep_values(const X& x, ColumnNode<Real> column) const {
     X e = x;
     for_runs(
-        e, column.count,
-        [&](Index j) __attribute__((always_inline)) { store(column, j, e.value(j)); });
+        e, column.count, [&](Index j) __attribute__((always_inline)) {
+          store(column, j, e.value(j));
+        });
   }
   // d e_j += dy_j. The last operation of the expression reads its own value from memory.
   template <class X>
