@@ -29,6 +29,13 @@ const std::map<std::string, Replay>& replays() {
       {"dialectical", heed_test::replay_dialectical},
       {"proto", heed_test::replay_prototype},
       {"art_update", heed_test::replay_art},
+      {"exclusive", heed_test::replay_exclusive},
+      {"gated", heed_test::replay_gated},
+      {"laser", heed_test::replay_laser},
+      {"key_list", heed_test::replay_key_list},
+      {"top_k", heed_test::replay_top_k},
+      {"moba", heed_test::replay_moba},
+      {"nsa", heed_test::replay_nsa},
   };
   return table;
 }

@@ -279,5 +279,12 @@ void replay_ode(const GoldenCase& golden, Report& report);
 void replay_dialectical(const GoldenCase& golden, Report& report);
 void replay_prototype(const GoldenCase& golden, Report& report);
 void replay_art(const GoldenCase& golden, Report& report);
+void replay_exclusive(const GoldenCase& golden, Report& report);
+void replay_gated(const GoldenCase& golden, Report& report);
+void replay_laser(const GoldenCase& golden, Report& report);
+void replay_key_list(const GoldenCase& golden, Report& report);
+void replay_top_k(const GoldenCase& golden, Report& report);
+void replay_moba(const GoldenCase& golden, Report& report);
+void replay_nsa(const GoldenCase& golden, Report& report);
 
 }  // namespace heed_test

@@ -5,6 +5,7 @@
 // engine, and the measure by which results are compared with it.
 
 #include <heed/io/safetensors.hpp>
+#include <heed/mask/block_mask.hpp>
 #include <heed/reference/rows.hpp>
 
 #include <algorithm>
@@ -132,7 +133,8 @@ class GoldenCase {
 
   heed::Geometry geometry() const {
     const heed::Shape q = shape("q"), k = shape("k"), v = shape("v"), out = shape("dout");
-    const heed::Geometry g{q.batch, out.heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim};
+    heed::Geometry g{q.batch, out.heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim};
+    if (has_text("first_query")) g.first_query = integer("first_query");
     require_equal("B", g.batch);
     require_equal("H", g.heads);
     require_equal("Hkv", g.kv_heads);
@@ -155,8 +157,16 @@ class GoldenCase {
       mask.key_lengths.emplace(lengths.begin(), lengths.end());
     }
     if (has("mask")) mask.allowed = {allowed(), shape("mask")};
+    if (lists_) mask = mask & heed::block_lists<T>(*lists_);
     if (!bias_values.empty()) mask.bias = {bias_values.data(), shape("bias")};
     return mask;
+  }
+
+  // The case in which each query sees those keys alone that its list holds.
+  [[nodiscard]] GoldenCase choosing(const heed::BlockLists& lists) const {
+    GoldenCase chosen = *this;
+    chosen.lists_ = std::make_shared<const heed::BlockLists>(lists);
+    return chosen;
   }
 
   // The case as the reference reads it, rounded to T first. The intent "i" is its extra input. Must not outlive the case.
@@ -203,6 +213,7 @@ class GoldenCase {
   heed::io::Safetensors file_;
   std::map<std::string, std::vector<double>> tensors_;
   mutable std::shared_ptr<bool[]> allowed_;
+  std::shared_ptr<const heed::BlockLists> lists_;
 };
 
 }  // namespace heed_test
