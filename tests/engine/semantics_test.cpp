@@ -508,6 +508,7 @@ TEMPLATE_TEST_CASE("no token of a causal call sees the future, not in one bit", 
 TEMPLATE_TEST_CASE("keys may be permuted together with their values", "[semantics]", float,
                    double) {
   for_calls<TestType>(geometry(1, 2, 1, 20, 29, 4, 4), [](const auto& runner, auto& call) {
+    if (runner.reads_own_rows) return;  // those of the queries' positions
     const auto base = forward(runner, call).out.template dense<double>();
     Call<TestType> moved = call;
     for (Index j = 0; j < 29; ++j)

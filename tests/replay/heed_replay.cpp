@@ -36,6 +36,8 @@ const std::map<std::string, Replay>& replays() {
       {"top_k", heed_test::replay_top_k},
       {"moba", heed_test::replay_moba},
       {"nsa", heed_test::replay_nsa},
+      {"key_sink", heed_test::replay_key_sink},
+      {"registers", heed_test::replay_registers},
   };
   return table;
 }

@@ -14,6 +14,7 @@
 // Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for derived values.
 
 #include <heed/engine/group.hpp>
+#include <heed/engine/learnt_keys.hpp>
 #include <heed/engine/query_gradients.hpp>
 
 #include <initializer_list>
@@ -69,7 +70,8 @@ class BackwardWorker {
         s_(shared),
         work_(c_, shared.gates, scratch),
         own_(shared.vjps),
-        group_(c_) {
+        group_(c_),
+        learnt_(c_, true, scratch) {
     if (c.pair_products) c_.bf16 = &bf16_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
@@ -98,9 +100,10 @@ class BackwardWorker {
       my.panel.load_queries();
       my.gradients.begin();
       load_output_gradient(my);
-      if (traits_.streams)
+      if (traits_.streams) {
         load_state(my);
-      else
+        if (learnt_.given()) add_learnt(my);
+      } else
         weigh_rows(my);
     }
     // Invariant: behind tile t, the rows of dK and dV in tiles 0 ... t have all that this group and those before it
@@ -191,6 +194,17 @@ class BackwardWorker {
                              my.delta, *own_.normaliser);
     my.any_spoilt = false;
     for (Index i = 0; i < my.panel.place.rows; ++i) my.any_spoilt = my.any_spoilt || spoilt(my, i);
+  }
+
+  // What the panel adds to the gradients of learnt keys, and these to those of its queries.
+  void add_learnt(My& my) {
+    learnt_.load(my.panel.place, top_);
+    learnt_.other.fill(Real(0));
+    learnt_.dots(Store::overwrite, learnt_.rows.values, my.dmixed, learnt_.other);
+    s_.vjps.normaliser.weigh_vjp(learnt_.scores, learnt_.other, learnt_.place, c_.plan.vectors,
+                                 my.states, my.delta, my.panel.dropout);
+    learnt_.chain(my.dmixed, my.gradients.query(),
+                  s_.vjps.normaliser.learnt(*own_.normaliser, my.panel.place.head));
   }
 
   // Do all panels see the tile at hand alike? One product over all their queries can then add to dK, and one to dV.
@@ -362,6 +376,7 @@ class BackwardWorker {
   TileScratch<Real> work_;
   OpGradient<Real> own_;  // parameter gradients of the group
   PanelGroup<Real, My> group_;
+  LearntTile<Real> learnt_;
   std::array<LaneTile<Real>, kMostMaps> dots_;  // [map]
   LaneTile<Real> saved_tile_, projected_;
   LaneTile<Real> dweights_;  // of row normalisers

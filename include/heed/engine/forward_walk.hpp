@@ -16,6 +16,7 @@
 #include <heed/engine/few_queries.hpp>
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/group.hpp>
+#include <heed/engine/learnt_keys.hpp>
 #include <heed/engine/panel_products.hpp>
 
 #include <span>
@@ -63,6 +64,7 @@ class ForwardWorker {
         few_(c_, scratch),
         group_(c_),
         products_(c_, scratch),
+        learnt_(c_, false, scratch),
         parts_(c.plan.group),
         seers_(c.plan.group) {
     c_.key = keys_.view();
@@ -176,7 +178,10 @@ class ForwardWorker {
   //   state.sum = sum_j weight(state, score_j),   out = sum_j weight(state, score_j) v_j
   // and the state holds an upper bound of all these scores.
   void accumulate_streaming() {
-    for (My& my : active()) my.panel.load_states(my.states, nullptr);
+    for (My& my : active()) {
+      my.panel.load_states(my.states, nullptr);
+      if (learnt_.given()) accumulate_learnt(my);
+    }
     if (few_queries_)
       // They read keys and values as they are stored.
       return for_tiles(
@@ -196,6 +201,16 @@ class ForwardWorker {
             if (tile.kind != TileKind::empty) accumulate_streaming(my, tile);
           });
         });
+  }
+
+  void accumulate_learnt(My& my) {
+    std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
+    learnt_.load(my.panel.place, tile_max_);
+    move_references(my);
+    c_.op.normaliser.weigh(learnt_.scores, learnt_.place, c_.plan.vectors, my.states);
+    my.panel.dropout.drop(learnt_.scores, learnt_.place);
+    my.out.fill();
+    learnt_.mix(learnt_.rows.values, learnt_.scores, my.out.tile);
   }
 
   // Numbers that accumulate_part() writes per panel: its states, and sums of values.
@@ -405,6 +420,7 @@ class ForwardWorker {
   FewQueries<Real> few_;
   PanelGroup<Real, My> group_;
   PanelProducts<Real> products_;
+  LearntTile<Real> learnt_;
   bool few_queries_ = true;                           // have all its panels few?
   FixedList<typename FewQueries<Real>::Part> parts_;  // of panels of few queries,
   FixedList<My*> seers_;                              // and those panels

@@ -16,6 +16,7 @@
 // Memory  per worker as in backward; O(len) for the tangents of derived values, and for readouts.
 
 #include <heed/engine/group.hpp>
+#include <heed/engine/learnt_keys.hpp>
 #include <heed/engine/panel_products.hpp>
 #include <heed/engine/tangents.hpp>
 
@@ -86,7 +87,8 @@ class JvpWorker {
         to_(to),
         rows_(rows),
         group_(c),
-        products_(c, scratch) {
+        products_(c, scratch),
+        learnt_(c, true, scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const auto take = [&](Index n) { return take_lanes(scratch, n, lanes); };
     for (Index i = 0; i < c.plan.group; ++i) group_.emplace(c, jvps.score, d, scratch);
@@ -146,7 +148,10 @@ class JvpWorker {
   // Invariant, behind each tile: over the keys j so far, with w as the state has it,
   //   mixed = sum w_j v_j (unless it is known),  mixed. = sum (A_j s_j.) v_j + w_j v_j.,  lse_tangent = sum B_j s_j.
   void accumulate_streaming() {
-    for (My& my : group_.active()) my.panel.load_states(my.states, to_.saved);
+    for (My& my : group_.active()) {
+      my.panel.load_states(my.states, to_.saved);
+      if (learnt_.given()) accumulate_learnt(my);
+    }
     for (Index t = 0; t < c_.plan.tiles; ++t)
       group_.for_tile(t, [&](My& my, const PanelTile& tile) {
         if (tile.kind != TileKind::empty) accumulate_streaming(my, tile);
@@ -163,6 +168,23 @@ class JvpWorker {
     jvps_.normaliser.weigh(scores, tangents, tile.at, c_.plan.vectors, my.states, finds_state(),
                            my.lse_tangent.row(0));
     accumulate_tile(my, tile, scores, tangents);
+  }
+  void accumulate_learnt(My& my) {
+    const LearntRows<const Real> moved = jvps_.normaliser.learnt.of_head(my.panel.place.head);
+    std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
+    learnt_.load(my.panel.place, top_);
+    learnt_.dots(Store::overwrite, moved.keys, learnt_.query, learnt_.other);
+    learnt_.load_query(d_.query);
+    learnt_.dots(Store::add, learnt_.rows.keys, learnt_.query, learnt_.other);
+    if (finds_state()) (void)c_.op.normaliser.move(my.states, top_, rescale_, c_.plan.vectors);
+    jvps_.normaliser.weigh(learnt_.scores, learnt_.other, learnt_.place, c_.plan.vectors, my.states,
+                           finds_state(), my.lse_tangent.row(0));
+    for (const auto& tile : {learnt_.scores, learnt_.other})
+      my.panel.dropout.drop(tile, learnt_.place);
+    const Real* const values = learnt_.rows.values;
+    if (!knows_mixed()) learnt_.mix(values, learnt_.scores, my.mixed);
+    learnt_.mix(values, learnt_.other, my.mixed_tangent);
+    learnt_.mix(moved.values, learnt_.scores, my.mixed_tangent);
   }
   // What was added up, times rescale_.
   void scale_sums(My& my) {
@@ -298,6 +320,7 @@ class JvpWorker {
   ReadoutRows<Real>& rows_;
   PanelGroup<Real, My> group_;
   PanelProducts<Real> products_;
+  LearntTile<Real> learnt_;
   LaneTile<Real> dots_, scores_, tangents_, projected_, projected_tangents_, extra_tangents_,
       query_tangents_;
   LaneTile<Real> input_tangents_, input_slopes_;  // of numbers of queries' tokens (normaliser)

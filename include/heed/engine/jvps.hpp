@@ -54,6 +54,8 @@ class ScoreJvps : public RowFormulas<Real, DualLanes<Real>> {
 template <class Real>
 class NormaliserJvps {
  public:
+  LearntOfOp<Real> learnt;  // tangents of learnt keys
+
   virtual ~NormaliserJvps() = default;
 
   // Asked of streaming normalisers. Scores become weights w, tangents A s.; adds B s. to pulled, [lanes]. open: the sums of the

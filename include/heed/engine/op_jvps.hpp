@@ -323,7 +323,9 @@ class StreamJvpsOf final : public NormaliserJvps<Real> {
   using P = Pack<Real>;
 
   StreamJvpsOf(const Normaliser& normaliser, const Normaliser& direction)
-      : normaliser_(normaliser), direction_(direction), moves_(moves(direction)) {}
+      : normaliser_(normaliser), direction_(direction), moves_(moves(direction)) {
+    if constexpr (has_learnt_keys<Normaliser>) this->learnt = learnt_of<Real>(direction);
+  }
 
   void weigh(const LaneTile<Real>& scores, const LaneTile<Real>& tangents, const TilePlace& at,
              int vectors, const LaneTile<Real>& states, bool open, Real* pulled) const override {

@@ -255,7 +255,10 @@ class AnyNormaliserTiles : public NormaliserTiles<Real> {
 template <class Normaliser, class Real>
 class StreamTilesOf final : public AnyNormaliserTiles<Normaliser, Real> {
  public:
-  using AnyNormaliserTiles<Normaliser, Real>::AnyNormaliserTiles;
+  explicit StreamTilesOf(const Normaliser& normaliser)
+      : AnyNormaliserTiles<Normaliser, Real>(normaliser) {
+    if constexpr (has_learnt_keys<Normaliser>) this->learnt = learnt_of<Real>(normaliser);
+  }
 
   void begin(const StreamQueries<Real>& queries, int v,
              const LaneTile<Real>& states) const override {

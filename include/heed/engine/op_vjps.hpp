@@ -334,7 +334,20 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
 template <class Normaliser, class Real>
 class NormaliserVjpsOf final : public NormaliserVjps<Real> {
  public:
-  explicit NormaliserVjpsOf(const Normaliser& normaliser) : normaliser_(normaliser) {}
+  explicit NormaliserVjpsOf(const Normaliser& normaliser) : normaliser_(normaliser) {
+    if constexpr (has_learnt_keys<Normaliser>)
+      this->learnt = [](PartGradient<Real>& grad, Index h) {
+        LearntRows<Real> rows;
+        with_learnt(typed(grad), [&](auto& keys, auto* values) {
+          const auto of_head = [h](auto& x) {
+            return x.data() + (x.extent(0) == 1 ? 0 : h) * x.extent(1) * x.extent(2);
+          };
+          rows.keys = of_head(keys);
+          if (values && values->given()) rows.values = of_head(*values);
+        });
+        return rows;
+      };
+  }
 
   std::unique_ptr<PartGradient<Real>> gradient() const override {
     return std::make_unique<PartGradientOf<Normaliser, Real>>(normaliser_);

@@ -166,6 +166,7 @@ template <class Real>
 class NormaliserTiles {
  public:
   NormaliserTraits traits;
+  LearntOfOp<Real> learnt;  // keys that belong to it
 
   virtual ~NormaliserTiles() = default;
   virtual void validate(const Geometry& g, const char* where) const = 0;
@@ -248,7 +249,9 @@ struct OpTiles {
   }
   // Width of the rows of query, key and value that normaliser or readout read beside the scores; 0 for none.
   [[nodiscard]] Index own_query_dim(const Geometry& g) const {
-    return readout.traits.uses_query || normaliser.traits.uses_query ? g.dim_qk : 0;
+    return readout.traits.uses_query || normaliser.traits.uses_query || normaliser.learnt.count > 0
+               ? g.dim_qk
+               : 0;
   }
   [[nodiscard]] Index own_row_dim(Index dim) const {
     return readout.traits.uses_own_rows ? dim : 0;

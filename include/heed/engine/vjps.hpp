@@ -90,6 +90,9 @@ class ScoreVjps : public RowVjps<Real> {
 template <class Real>
 class NormaliserVjps {
  public:
+  // Where a normaliser with learnt keys has their gradients.
+  LearntRows<Real> (*learnt)(PartGradient<Real>&, Index h) = nullptr;
+
   virtual ~NormaliserVjps() = default;
   [[nodiscard]] virtual std::unique_ptr<PartGradient<Real>> gradient() const = 0;
 

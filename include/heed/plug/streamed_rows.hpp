@@ -3,8 +3,10 @@
 
 // The types of streaming normalisers. Whoever writes one includes plug/streaming.hpp, which says how.
 
+#include <heed/core/error.hpp>
 #include <heed/plug/normaliser.hpp>
 
+#include <algorithm>
 #include <array>
 
 namespace heed {
@@ -17,6 +19,64 @@ struct StreamState {
   Pack<Real> sum = Real(0);
   std::array<Pack<Real>, std::size_t(own_numbers)> own{};
 };
+
+// Learnt keys of one head, row after row, and their values; null where these are zeros.
+template <class Real>
+struct LearntRows {
+  Real *keys = nullptr, *values = nullptr;
+};
+// Those of an op: learnt_keys (heads or 1, count, dim_qk), learnt_values (heads or 1, count, dim_v) or none.
+template <class Real>
+struct LearntOfOp {
+  LearntRows<const Real> first;
+  Index heads = 1, count = 0, dim_qk = 0, dim_v = 0;
+  Index key_step = 0, value_step = 0;  // from head to head
+  [[nodiscard]] LearntRows<const Real> of_head(Index h) const {
+    return {first.keys + h * key_step, first.values ? first.values + h * value_step : nullptr};
+  }
+};
+
+template <class Normaliser>
+inline constexpr bool has_learnt_keys = requires {
+  Normaliser::learnt_keys;
+};
+template <class Normaliser>
+inline constexpr bool has_learnt_values = requires {
+  Normaliser::learnt_values;
+};
+
+namespace detail {
+
+// Calls f(part, its learnt keys, its learnt values or null).
+template <class Normaliser, class F>
+void with_learnt(Normaliser& of, const F& f) {
+  auto* values = &(of.*Normaliser::learnt_keys);
+  values = nullptr;
+  if constexpr (has_learnt_values<Normaliser>) values = &(of.*Normaliser::learnt_values);
+  f(of.*Normaliser::learnt_keys, values);
+}
+template <class Real, class Normaliser>
+[[nodiscard]] LearntOfOp<Real> learnt_of(const Normaliser& normaliser) {
+  LearntOfOp<Real> of;
+  with_learnt(normaliser, [&](const auto& keys, const auto* values) {
+    if (!keys.given()) return;
+    of.heads = keys.extent(0);
+    of.count = keys.extent(1);
+    of.dim_qk = keys.extent(2);
+    of.key_step = keys.extent(0) == 1 ? 0 : of.count * of.dim_qk;
+    of.first.keys = keys.data();
+    if (!values || !values->given()) return;
+    require(values->extent(1) == of.count, "heed: there are ", of.count, " learnt keys and ",
+            values->extent(1), " values of them");
+    of.heads = std::max(of.heads, values->extent(0));
+    of.dim_v = values->extent(2);
+    of.value_step = values->extent(0) == 1 ? 0 : of.count * of.dim_v;
+    of.first.values = values->data();
+  });
+  return of;
+}
+
+}  // namespace detail
 
 // A pack of queries of one head.
 template <class Real>

@@ -118,7 +118,7 @@ class Forward {
     for (int m = 0; m < maps; ++m) scores.emplace_back(op_, problem_, mask_, b, h, m);
     for (Index i = 0; i < g_.len_q; ++i) {
       const std::vector<Index> keys = visible_keys(b, h, i);
-      if (keys.empty()) {
+      if (keys.empty() && !has_learnt_keys<typename Op::NormaliserType>) {
         note_lse(long_hand_row(b, h, i, keys, std::vector<std::vector<S>>(std::size_t(maps))),
                  g_.row_index(b, h, i));
         continue;
@@ -151,6 +151,30 @@ class Forward {
   // Computes the weights and mixed values of one row, and keeps the requested numbers.
   void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
               const std::vector<std::vector<S>>& rows) {
+    if constexpr (has_learnt_keys<typename Op::NormaliserType>)
+      with_learnt_keys(b, h, i, keys, rows);
+    else
+      row_of(b, h, i, keys, rows, {});
+  }
+  // The same with keys that belong to the op, behind those of the sequence.
+  void with_learnt_keys(Index b, Index h, Index i, std::vector<Index> keys,
+                        std::vector<std::vector<S>> rows) {
+    const auto learnt = heed::detail::learnt_of<S>(op_.normaliser);
+    const auto of = learnt.of_head(h);
+    const S* query = problem_.query.data() + g_.row_index(b, h, i) * g_.dim_qk;
+    const S scale = math::constant<S>(problem_.scale.value_or(1 / std::sqrt(double(g_.dim_qk))));
+    std::vector<S> values(std::size_t(learnt.count * g_.dim_v), math::constant<S>(0));
+    if (of.values) std::copy_n(of.values, values.size(), values.begin());
+    for (Index r = 0; r < learnt.count; ++r) {
+      keys.push_back(g_.len_kv + r);
+      rows[0].push_back(S(scale * math::dot_product(
+                                      g_.dim_qk, [&](Index c) { return query[c]; },
+                                      [&](Index c) { return of.keys[r * g_.dim_qk + c]; })));
+    }
+    row_of(b, h, i, keys, rows, values);
+  }
+  void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
+              const std::vector<std::vector<S>>& rows, const std::vector<S>& learnt_values) {
     const Index row = g_.row_index(b, h, i);
     const LongHandRow<S> of = long_hand_row(b, h, i, keys, rows);
     std::vector<S> weights = long_hand_weights(op_.normaliser, of);
@@ -160,7 +184,10 @@ class Forward {
     if (request_.error_scale) terms = weight_terms(weights, rows);
     drop(b, h, i, keys, weights);
     drop(b, h, i, keys, terms);
-    const S* value = values_.data() + value_begin(b, g_.kv_head(h));
+    const S* own = values_.data() + value_begin(b, g_.kv_head(h));
+    const auto value = [&](Index j) {
+      return j < g_.len_kv ? own + j * g_.dim_v : learnt_values.data() + (j - g_.len_kv) * g_.dim_v;
+    };
     mix(weights, keys, value, result_.mixed.data() + row * g_.dim_v);
     for (std::size_t m = 0; m < rows.size(); ++m) {
       if (request_.scores) scatter(rows[m], keys, row, result_.scores[m]);
@@ -211,13 +238,14 @@ class Forward {
     return (b * g_.kv_heads + kv_head) * g_.len_kv * g_.dim_v;
   }
 
-  // mixed[c] = sum_j weight_j value[j][c]
-  void mix(const std::vector<S>& weights, const std::vector<Index>& keys, const S* value,
+  // mixed[c] = sum_j weight_j value(j)[c]
+  template <class Value>
+  void mix(const std::vector<S>& weights, const std::vector<Index>& keys, const Value& value,
            S* mixed) const {
     for (Index c = 0; c < g_.dim_v; ++c)
       mixed[c] = math::dot_product(
           Index(keys.size()), [&](Index n) { return weights[std::size_t(n)]; },
-          [&](Index n) { return value[keys[std::size_t(n)] * g_.dim_v + c]; });
+          [&](Index n) { return value(keys[std::size_t(n)])[c]; });
   }
 
   void note_logits(MapScores<Op>& score, const std::vector<Index>& keys, Index row) {
@@ -225,12 +253,13 @@ class Forward {
     for (const Index j : keys) largest = std::max(largest, score.absolute_logit(j));
   }
 
-  void note_values(const std::vector<double>& terms, const std::vector<Index>& keys, const S* value,
-                   Index row) {
+  template <class Value>
+  void note_values(const std::vector<double>& terms, const std::vector<Index>& keys,
+                   const Value& value, Index row) {
     for (std::size_t n = 0; n < keys.size(); ++n)
       for (Index c = 0; c < g_.dim_v; ++c)
         result_.error_scale.weighted_abs_value[std::size_t(row * g_.dim_v + c)] +=
-            terms[n] * std::abs(double(math::value_of(value[keys[n] * g_.dim_v + c])));
+            terms[n] * std::abs(double(math::value_of(value(keys[n])[c])));
   }
 
   [[nodiscard]] std::vector<double> weight_terms(const std::vector<S>& weights,
@@ -240,7 +269,7 @@ class Forward {
 
   void scatter(const std::vector<S>& visible, const std::vector<Index>& keys, Index row,
                std::vector<S>& dense) {
-    for (std::size_t n = 0; n < keys.size(); ++n)
+    for (std::size_t n = 0; n < keys.size() && keys[n] < g_.len_kv; ++n)
       dense[std::size_t(row * g_.len_kv + keys[n])] = visible[n];
   }
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys that belong to the op, of the zoo.
+
+#include "../../examples/zoo/key_sink.hpp"
+#include "../../examples/zoo/registers.hpp"
+#include "run.hpp"
+
+namespace heed_test {
+
+namespace {
+
+template <class T>
+zoo::key_sink::Op<T> sinks(const GoldenCase& golden) {
+  zoo::key_sink::Op<T> op;
+  op.normaliser.keys = golden.param<T>("sink_k");
+  return op;
+}
+template <class T>
+zoo::registers::Op<T> registers(const GoldenCase& golden) {
+  zoo::registers::Op<T> op;
+  op.normaliser.keys = golden.param<T>("sink_k");
+  op.normaliser.values = golden.param<T>("sink_v");
+  return op;
+}
+
+}  // namespace
+
+void replay_key_sink(const GoldenCase& golden, Report& report) {
+  check_operator(golden, {{"keys", "dsink_k"}}, report,
+                 [&]<class T>() { return sinks<T>(golden); });
+  report.exact("lse", run_engine(sinks<double>(golden), golden).saved.lse, golden.tensor("lse"));
+}
+void replay_registers(const GoldenCase& golden, Report& report) {
+  check_operator(golden, {{"keys", "dsink_k"}, {"values", "dsink_v"}}, report,
+                 [&]<class T>() { return registers<T>(golden); });
+  report.exact("lse", run_engine(registers<double>(golden), golden).saved.lse,
+               golden.tensor("lse"));
+}
+
+}  // namespace heed_test
