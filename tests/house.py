@@ -29,7 +29,7 @@ BUDGETS = {
     "longest function, lines": 60,
     "files behind one op, both ways": 104,
     "lines behind one op, both ways": 18275,
-    "lines behind one op beside heed::engine": 11285,
+    "lines behind one op beside heed::engine": 11290,
     "files behind heed/attention.hpp": 138,
     "lines behind heed/attention.hpp": 23575,
     "lines of all headers": 50550,

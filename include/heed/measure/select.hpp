@@ -12,8 +12,8 @@
 //   select_weighed(in, mask, windows)         blocks by weights of windows of keys, summed over the heads that share keys
 //   select_largest(...)                       by scores of one's own
 //
-// Choices are constants for derivatives. Of equal scores the key or block of the lower position is kept; a score of NaN is
-// larger than all others, so that it is not lost. A row with fewer visible keys keeps them all.
+// Choices are constants for derivatives. The lower position wins among equal scores, and a NaN is
+// larger than all numbers, so that it is not lost. A row with fewer visible keys keeps them all.
 //
 // Queries  stand at Inputs::first_query, as a cache hands them out: decoding chooses for the new tokens alone
 // Memory   a row of scores per thread, and the lists

@@ -25,7 +25,7 @@ template <class Real>
 struct LearntRows {
   Real *keys = nullptr, *values = nullptr;
 };
-// Those of an op: learnt_keys (heads or 1, count, dim_qk), learnt_values (heads or 1, count, dim_v) or none.
+// An op's learnt keys (heads or 1, count, dim_qk) and their values (heads or 1, count, dim_v), if it has some.
 template <class Real>
 struct LearntOfOp {
   LearntRows<const Real> first;
