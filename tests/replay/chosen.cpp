@@ -3,6 +3,7 @@
 
 #include "run.hpp"
 
+#include <heed/measure/index_loss.hpp>
 #include <heed/measure/select.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/scaled_dot.hpp>
@@ -185,6 +186,46 @@ void replay_moba(const GoldenCase& golden, Report& report) {
       heed::select_blocks(of.in, golden.mask<double>(), block, golden.integer("blocks_kept"));
   check_lists(lists, lists_of(golden, "blocks", 1, block), report);
   check_plain(golden.choosing(lists), report);
+}
+
+// DeepSeek's sparse attention: keys by an indexer, and the loss that teaches it.
+void replay_dsa(const GoldenCase& golden, Report& report) {
+  const CaseInputs of(golden);
+  const std::vector<Index>& q = golden.extents("qi");  // (B, T, J, di)
+  const Index batch = q[0], len = q[1], heads = q[2], dim = q[3];
+  // Views of tensors that have the index heads behind the tokens.
+  const auto per_head = [&](auto* data, Index columns) {
+    return heed::TensorView(data, {batch, heads, len, columns},
+                            {len * heads * columns, columns, heads * columns});
+  };
+  heed::IndexInputs<double> index;
+  index.query = per_head(golden.tensor("qi").data(), dim);
+  index.key = heed::TensorView<const double>(golden.tensor("ki").data(), {batch, 1, len, dim});
+  index.weights = per_head(golden.tensor("wi").data(), 1);
+  const heed::BlockLists lists =
+      heed::select_indexed(index, golden.mask<double>(), golden.integer("keys_kept"));
+  const GoldenCase chosen = golden.choosing(lists);
+  if (golden.has("kept")) {
+    std::vector<double> kept(golden.tensor("kept").size(), 0.0);
+    for (Index row = 0; row < batch * len; ++row)
+      for (Index n = lists.start[std::size_t(row)]; n < lists.start[std::size_t(row) + 1]; ++n)
+        kept[std::size_t(row * len + lists.indices[std::size_t(n)])] = 1;
+    report.equal("kept", kept, golden.tensor("kept"));
+  }
+  check_plain(chosen, report);
+  std::vector<double> dq(golden.tensor("qi").size()), dk(golden.tensor("ki").size()),
+      dw(golden.tensor("wi").size());
+  heed::Options options;
+  options.scale = golden.number("scale");
+  options.threads = 3;
+  const double loss = heed::index_loss(
+      of.in, chosen.mask<double>(), index,
+      {per_head(dq.data(), dim), {dk.data(), {batch, 1, len, dim}}, per_head(dw.data(), 1)},
+      options);
+  report.exact("loss", std::vector<double>{loss}, golden.tensor("loss"));
+  report.exact("dqi", dq, golden.tensor("dqi"));
+  report.exact("dki", dk, golden.tensor("dki"));
+  report.exact("dwi", dw, golden.tensor("dwi"));
 }
 
 // Native sparse attention: windows that are compressed, blocks by their weights, and the last keys.

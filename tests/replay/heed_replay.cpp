@@ -36,6 +36,7 @@ const std::map<std::string, Replay>& replays() {
       {"top_k", heed_test::replay_top_k},
       {"moba", heed_test::replay_moba},
       {"nsa", heed_test::replay_nsa},
+      {"dsa", heed_test::replay_dsa},
       {"key_sink", heed_test::replay_key_sink},
       {"registers", heed_test::replay_registers},
   };

@@ -286,6 +286,7 @@ void replay_key_list(const GoldenCase& golden, Report& report);
 void replay_top_k(const GoldenCase& golden, Report& report);
 void replay_moba(const GoldenCase& golden, Report& report);
 void replay_nsa(const GoldenCase& golden, Report& report);
+void replay_dsa(const GoldenCase& golden, Report& report);
 void replay_key_sink(const GoldenCase& golden, Report& report);
 void replay_registers(const GoldenCase& golden, Report& report);
 

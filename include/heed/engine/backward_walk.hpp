@@ -200,7 +200,7 @@ class BackwardWorker {
   void add_learnt(My& my) {
     learnt_.load(my.panel.place, top_);
     learnt_.other.fill(Real(0));
-    learnt_.dots(Store::overwrite, learnt_.rows.values, my.dmixed, learnt_.other);
+    learnt_.dots(Store::overwrite, learnt_.of_head.values, my.dmixed, learnt_.other);
     s_.vjps.normaliser.weigh_vjp(learnt_.scores, learnt_.other, learnt_.place, c_.plan.vectors,
                                  my.states, my.delta, my.panel.dropout);
     learnt_.chain(my.dmixed, my.gradients.query(),

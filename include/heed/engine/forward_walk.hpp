@@ -210,7 +210,7 @@ class ForwardWorker {
     c_.op.normaliser.weigh(learnt_.scores, learnt_.place, c_.plan.vectors, my.states);
     my.panel.dropout.drop(learnt_.scores, learnt_.place);
     my.out.fill();
-    learnt_.mix(learnt_.rows.values, learnt_.scores, my.out.tile);
+    learnt_.mix(learnt_.of_head.values, learnt_.scores, my.out.tile);
   }
 
   // Numbers that accumulate_part() writes per panel: its states, and sums of values.

@@ -175,13 +175,13 @@ class JvpWorker {
     learnt_.load(my.panel.place, top_);
     learnt_.dots(Store::overwrite, moved.keys, learnt_.query, learnt_.other);
     learnt_.load_query(d_.query);
-    learnt_.dots(Store::add, learnt_.rows.keys, learnt_.query, learnt_.other);
+    learnt_.dots(Store::add, learnt_.of_head.keys, learnt_.query, learnt_.other);
     if (finds_state()) (void)c_.op.normaliser.move(my.states, top_, rescale_, c_.plan.vectors);
     jvps_.normaliser.weigh(learnt_.scores, learnt_.other, learnt_.place, c_.plan.vectors, my.states,
                            finds_state(), my.lse_tangent.row(0));
     for (const auto& tile : {learnt_.scores, learnt_.other})
       my.panel.dropout.drop(tile, learnt_.place);
-    const Real* const values = learnt_.rows.values;
+    const Real* const values = learnt_.of_head.values;
     if (!knows_mixed()) learnt_.mix(values, learnt_.scores, my.mixed);
     learnt_.mix(values, learnt_.other, my.mixed_tangent);
     learnt_.mix(moved.values, learnt_.scores, my.mixed_tangent);

@@ -22,15 +22,15 @@ class LearntTile {
   // second: has the walk use for `other`?
   LearntTile(const CallContext<Real>& c, bool second, Scratch<Real>& scratch)
       : c_(c), of_op_(c.op.normaliser.learnt) {
-    const Index lanes = c.plan.lanes, rows = of_op_.count;
-    scores = take_lanes(scratch, rows, lanes);
-    other = take_lanes(scratch, second ? rows : 0, lanes);
-    query = take_lanes(scratch, rows > 0 ? c.geometry.dim_qk : 0, lanes);
+    const Index lanes = c.plan.lanes, count = of_op_.count;
+    scores = take_lanes(scratch, count, lanes);
+    other = take_lanes(scratch, second ? count : 0, lanes);
+    query = take_lanes(scratch, count > 0 ? c.geometry.dim_qk : 0, lanes);
   }
 
-  LaneTile<Real> scores, other;      // [key][lanes]
-  LaneTile<Real> query;              // [dim_qk][lanes], times the scale
-  LearntRows<const Real> rows = {};  // of the panel's head
+  LaneTile<Real> scores, other;         // [key][lanes]
+  LaneTile<Real> query;                 // [dim_qk][lanes], times the scale
+  LearntRows<const Real> of_head = {};  // those of the panel
   TilePlace place;
 
   [[nodiscard]] bool given() const { return of_op_.count > 0; }
@@ -39,10 +39,10 @@ class LearntTile {
     const Geometry& g = c_.geometry;
     require(of_op_.heads == 1 || of_op_.heads == g.heads, "heed: learnt keys are those of ",
             of_op_.heads, " heads, the call has ", g.heads);
-    rows = of_op_.of_head(panel.head);
+    of_head = of_op_.of_head(panel.head);
     place = {panel.batch, panel.head, panel.query, panel.rows, g.len_kv, of_op_.count};
     load_query(c_.in.query);
-    dots(Store::overwrite_and_max, rows.keys, query, scores, top);
+    dots(Store::overwrite_and_max, of_head.keys, query, scores, top);
   }
   // Rows of the panel's queries, or their tangents.
   void load_query(const TensorView<const Real>& from) {
@@ -77,7 +77,7 @@ class LearntTile {
     add(scores, dmixed, to.values);
     for (Index r = 0; r < other.rows; ++r)
       for (int v = 0; v < c_.plan.vectors; ++v) other.store(r, v, other.load(r, v) * c_.scale);
-    mix(rows.keys, other, dquery);
+    mix(of_head.keys, other, dquery);
   }
 
  private:

@@ -100,6 +100,7 @@ class ChoiceRows {
   [[nodiscard]] const Geometry& geometry() const { return geometry_; }
   [[nodiscard]] const BoundMask<Real>& mask() const { return mask_; }
   [[nodiscard]] const TensorView<const Real>& key() const { return key_; }
+  [[nodiscard]] const Real* query(Index b, Index h, Index i) const { return query_.row(b, h, i); }
   [[nodiscard]] Real dot(Index b, Index h, Index i, const Real* with) const {
     const Real* const query = query_.row(b, h, i);
     return math::dot_product(
