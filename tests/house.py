@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 11290,
     "files behind heed/attention.hpp": 138,
     "lines behind heed/attention.hpp": 23575,
-    "lines of all headers": 50550,
+    "lines of all headers": 50730,
     "lines of README.md": 150,
 }
 
