@@ -34,10 +34,10 @@
 //   counts_visible                 false   reads queries.visible
 //   query_inputs                   0       numbers of each query's token that begin() and vjp() read
 //                                          (plug/token_inputs.hpp). None of keys: a number of a key belongs into its score
-//   learnt_keys, learnt_values             pointers to its parameters of shape (heads or 1, n, dim_qk) and (heads or 1, n,
-//                                          dim_v): n keys that belong to the op. Every query sees them with the scores scale q.k,
-//                                          without a soft cap; they are not masked, have no position, and no cache stores them.
-//                                          Without learnt_values their values are 0. The normaliser is not Mergeable
+//   learnt_keys, learnt_values            pointers to its parameters of shape (heads or 1, n, dim_qk) and (heads or 1, n,
+//                                         dim_v): n keys that belong to the op. Every query sees them with the scores scale
+//                                         q.k, without a soft cap; they are not masked, have no position, and no cache stores
+//                                         them. Without learnt_values their values are 0. The normaliser is not Mergeable
 //   reference, source, check, ...          see plug/normaliser.hpp
 //
 // Where weight() and dscore() are templates of their vectors, template <class S> S weight(const auto& state, S score), a
