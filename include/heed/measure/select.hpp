@@ -95,7 +95,9 @@ class ChoiceRows {
         query_(copies_.read(in.query)),
         key_(copies_.read(in.key)),
         geometry_(sizes(in, where)),
-        mask_(mask, geometry_, where) {}
+        own_mask_(mask),
+        mask_(own_mask_, geometry_, where) {}
+  ChoiceRows(const ChoiceRows&) = delete;  // mask_ refers to own_mask_
 
   [[nodiscard]] const Geometry& geometry() const { return geometry_; }
   [[nodiscard]] const BoundMask<Real>& mask() const { return mask_; }
@@ -150,6 +152,7 @@ class ChoiceRows {
   WidenedTensors<Real> copies_;
   TensorView<const Real> query_, key_;
   Geometry geometry_;
+  Mask<Real> own_mask_;
   BoundMask<Real> mask_;
 };
 
