@@ -300,4 +300,11 @@ TEST_CASE("formulas that put together what does not fit end in one sentence", "[
   CHECK(refusal(Op<double, FarEntry<double>>{}).find("asks for entry 9") != std::string::npos);
   CHECK(refusal(Op<double, FlatRow<double>>{}).find("must be (heads or 1, columns)") !=
         std::string::npos);
+  Geometry late{1, 1, 1, 1, 4, 5, 3, 3};
+  late.first_query = 2;
+  const std::string said = message_of([&] {
+    OpCall<Op<double, Exclusive<double>>> call({}, late);
+    call.forward();
+  });
+  CHECK(said.find("queries stand at [2, 6), keys [0, 5) of 5 are at hand") != std::string::npos);
 }
