@@ -92,7 +92,7 @@ void add_decoding(const char* dtype) {
   for (const Case& c : cases()) {
     if (!c.decodes()) continue;
     heed::for_each_variant<T>(c.geometry(), [&]<class Op>(const heed::Variant<Op>& variant) {
-      if (Op::ReadoutType::uses_own_rows || !fits(variant, c)) return;
+      if (!fits(variant, c)) return;
       const auto shared = std::make_shared<heed::Variant<Op>>(variant);
       add_benchmark(variant.name, Pass::forward, dtype, c,
                     [=](benchmark::State& state) { run_on_cache<Stored>(state, *shared, c); });

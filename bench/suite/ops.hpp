@@ -226,13 +226,13 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
   measure<Stored>(state, c, pass, mine, other ? &*other : nullptr);
 }
 
-// Variants that read the key at a query's own position need as many keys as queries; variants that
-// read later keys need a mask that shows them.
+// Variants that read the key at a query's own position need that key; variants that read later keys need a mask that
+// shows them.
 template <class Op>
 [[nodiscard]] bool fits(const heed::Variant<Op>& variant, const Case& c) {
   if (variant.traits.reads_later_keys && c.mask == MaskKind::causal) return false;
-  if (Op::ReadoutType::uses_own_rows && variant.geometry.len_q != variant.geometry.len_kv)
-    return false;
+  const heed::Geometry& g = variant.geometry;
+  if (Op::ReadoutType::uses_own_rows && g.query_position(g.len_q) > g.len_kv) return false;
   try {
     variant.op.validate(variant.geometry, "heed_bench");
     (void)variant.mask_with({}, variant.geometry);
