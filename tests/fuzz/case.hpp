@@ -260,6 +260,7 @@ inline Case Case::drawn(std::uint64_t seed) {
   detail::draw_functions(p.mask, s, seed);
   detail::draw_slopes_offset(p.mask, seed);
   detail::draw_place(s, seed);
+  if (c.op->reads_own_rows) s.first_query = std::min(s.first_query, s.len_kv - s.len_q);
   if (draw.chance(0.3)) {
     const double hidden = draw.chance(0.5) ? draw.uniform(0, 0.6) : 0;
     p.bias = detail::draw_broadcast<double>(

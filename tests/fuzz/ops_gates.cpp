@@ -45,7 +45,7 @@ std::unique_ptr<AnyOp> draw_intent_from_q(Draw& draw, Sizes& s) {
 }
 
 std::unique_ptr<AnyOp> draw_intent_calculated(Draw& draw, Sizes& s) {
-  s.len_kv = s.len_q;
+  s.len_kv = std::max(s.len_kv, s.len_q);
   heed::IntentCalc<double> op;
   IntentFormula f;
   f.form = IntentFormula::calculated;

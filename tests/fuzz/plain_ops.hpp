@@ -169,8 +169,8 @@ struct IntentFormula : SoftmaxFormula {
             };
             if (form == given) logit = p.x(b, h, i)[column];
             if (form != given) add(p.q(b, h, i), s.dim_qk, 0);
-            if (form == calculated) add(p.k(b, s.kv_of(h), i), s.dim_qk, 1);
-            if (form == calculated) add(p.v(b, s.kv_of(h), i), s.dim_v, 2);
+            if (form == calculated) add(p.k(b, s.kv_of(h), s.first_query + i), s.dim_qk, 1);
+            if (form == calculated) add(p.v(b, s.kv_of(h), s.first_query + i), s.dim_v, 2);
             if (!bias.empty()) logit += bias.size() == 1 ? bias[0] : bias[std::size_t(h)];
             S& out = result.out[std::size_t(s.row(b, h, i) * s.dim_v + c)];
             out = out * sigmoid(logit);

@@ -108,8 +108,6 @@ class Forward(unittest.TestCase):
     def test_masks_hide_and_add_for_every_variant(self):
         for variant in heed.variants():
             for len_kv in (LEN, LEN + 4):
-                if variant == "intent-calculated" and len_kv != LEN:
-                    continue
                 q, k, v, extra, p = problem(variant, len_kv=len_kv)
                 for name, options, rows in masks(len_kv):
                     with self.subTest(variant + ", " + name):
@@ -530,8 +528,6 @@ class Sequences(unittest.TestCase):
 
     def test_a_cache_decodes_as_the_whole_call(self):
         for variant in heed.variants():
-            if variant == "intent-calculated":  # reads the key of its own row
-                continue
             with self.subTest(variant):
                 q, k, v, extra, p = problem(variant)
                 whole = heed.attention(q, k, v, variant, extra=extra, causal=True, **p)

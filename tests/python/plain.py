@@ -205,7 +205,7 @@ def attention(variant, q, k, v, rows, scale=None, extra=None, p=None):
     elif variant == "intent-from-q":
         mixed = gate_rows(np.einsum("bhic,hcd->bhid", q, p["gate.weight"]), mixed, p.get("gate.bias"))
     elif variant == "intent-calculated":
-        intent = sum(np.einsum("bhic,hcd->bhid", x, p["gate." + name + "_weight"]) for x, name in ((q, "query"), (k, "key"), (v, "value")))
+        intent = sum(np.einsum("bhic,hcd->bhid", x, p["gate." + name + "_weight"]) for x, name in ((q, "query"), (k[:, :, :q.shape[2]], "key"), (v[:, :, :q.shape[2]], "value")))
         mixed = gate_rows(intent, mixed, p.get("gate.bias"))
     elif variant == "dialectical":
         options = {name: p[name] for name in ("max_steps", "halt_eps", "halting", "spare_eps") if name in p}
