@@ -344,8 +344,7 @@ struct ReadoutFormula {
   template <class Body>
   static void for_vectors(const Readout& readout, const ReadoutPanel<Real>& panel,
                           const LaneTile<const Real>& mixed, Readout* grad, const Body& body) {
-    static constexpr auto shown = Pack<Real>::width;  // one pack of zeros hides nothing
-    const Real zeros[std::size_t(shown)] = {};
+    const Real zeros[std::size_t(P::width)] = {};  // hide no column
     const Index columns = longest(readout, panel.geometry);
     Tape tape(grad != nullptr, panel.work.data,
               panel.work.rows * panel.work.lanes / (columns * P::width), columns);
