@@ -41,7 +41,7 @@
 // Errors   std::invalid_argument where a word reads what does not exist, or a formula puts columns of different counts together
 
 #include <heed/plug/readout_calls.hpp>
-#include <heed/plug/row_long_hand.hpp>
+#include <heed/plug/taped_words.hpp>
 #include <heed/plug/token_inputs.hpp>
 
 namespace heed {
@@ -70,33 +70,34 @@ template <class Parameter>
 
 // The row that forward(row) gets in the engine: vector v of a panel, on a tape. With `grad`, the tape records.
 template <class Readout, class Real>
-class TapedReadout {
+class TapedReadout : public TapedWords<TapedReadout<Readout, Real>, Readout, RowTape<Real>, Real> {
+  using Words = TapedWords<TapedReadout, Readout, RowTape<Real>, Real>;
+  using Words::tape_, Words::gradient_of;
   using P = Pack<Real>;
-  using Tape = RowTape<Real>;
 
  public:
-  TapedReadout(Tape& tape, const Readout& readout, const ReadoutPanel<Real>& panel,
+  TapedReadout(RowTape<Real>& tape, const Readout& readout, const ReadoutPanel<Real>& panel,
                const LaneTile<const Real>& mixed, Readout* grad)
-      : tape_(tape), readout_(readout), panel_(panel), mixed_(mixed), grad_(grad) {}
+      : Words(tape, readout, grad), panel_(panel), mixed_(mixed) {}
 
-  [[nodiscard]] auto mixed() const { return columns(mixed_, panel_.tile); }
+  [[nodiscard]] auto mixed() const { return tape_.rows(mixed_, panel_.tile); }
   [[nodiscard]] auto own_value() const {
     require_own_rows();
-    return columns(panel_.own_value, panel_.down_value);
+    return tape_.rows(panel_.own_value, panel_.down_value);
   }
   [[nodiscard]] auto own_key() const {
     require_own_rows();
-    return columns(panel_.own_key, panel_.down_key);
+    return tape_.rows(panel_.own_key, panel_.down_key);
   }
   [[nodiscard]] auto query() const {
     static_assert(Readout::uses_query,
                   "heed: row.query() needs `static constexpr bool uses_query = true` "
                   "(plug/readout.hpp)");
-    return columns(panel_.query, panel_.dquery);
+    return tape_.rows(panel_.query, panel_.dquery);
   }
   [[nodiscard]] auto extra() const {
     require_extra();
-    return columns(panel_.extra, panel_.dextra);
+    return tape_.rows(panel_.extra, panel_.dextra);
   }
   [[nodiscard]] auto extra(Index c) const {
     require_extra();
@@ -122,13 +123,6 @@ class TapedReadout {
   }
   [[nodiscard]] Index head() const { return panel_.head; }
 
-  [[nodiscard]] auto learnt(const Param<Real>& parameter) const {
-    return learnt(parameter, parameter.size() == 1 ? 0 : head());
-  }
-  [[nodiscard]] auto learnt(const Param<Real>& parameter, Index n) const {
-    Real* first = gradient_of(parameter);
-    return tape_.learnt(parameter[checked_entry(parameter, n)], first ? first + n : nullptr);
-  }
   [[nodiscard]] auto learnt_row(const Param<Real>& parameter) const {
     const Index first = first_of_head(parameter, head());
     Real* to = gradient_of(parameter);
@@ -136,19 +130,6 @@ class TapedReadout {
     return tape_.tokens(
         parameter.data() + first, 1, dry() ? 0 : parameter.extent(1),
         [=](Index c, P adjoint) { to[first + c] += Real(sum_valid_lanes(adjoint, 0, valid)); });
-  }
-
-  template <class X>
-  [[nodiscard]] auto sum(const X& x) const {
-    return tape_.sum(node_of<ColumnNode<Real>>(x));
-  }
-  template <class X>
-  [[nodiscard]] auto largest(const X& x) const {
-    return tape_.largest(node_of<ColumnNode<Real>>(x));
-  }
-  template <class X>
-  [[nodiscard]] auto keep(const X& x) const {
-    return tape_.keep(node_of<ColumnNode<Real>>(x));
   }
 
  private:
@@ -163,10 +144,6 @@ class TapedReadout {
                   "heed: row.extra() needs `static constexpr bool uses_extra = true` "
                   "(plug/readout.hpp)");
   }
-  // All rows of a lane tile; `to` takes their gradients.
-  [[nodiscard]] auto columns(const LaneTile<const Real>& from, const LaneTile<Real>& to) const {
-    return tape_.rows(from, to);
-  }
   // Row c of a lane tile, whose rows are called `what`.
   [[nodiscard]] auto number(const LaneTile<const Real>& from, const LaneTile<Real>& to, Index c,
                             const char* what) const {
@@ -174,15 +151,9 @@ class TapedReadout {
     return tape_.variable(dry() ? P(Real(0)) : from.load(checked_column(c, from.rows, what), v),
                           [=](P adjoint) { to.add(c, v, adjoint); });
   }
-  [[nodiscard]] Real* gradient_of(const Param<Real>& parameter) const {
-    return gradient_memory(readout_, parameter, grad_);
-  }
 
-  Tape& tape_;
-  const Readout& readout_;
   const ReadoutPanel<Real>& panel_;
   LaneTile<const Real> mixed_;
-  Readout* grad_;
 };
 
 // The row that forward(row) gets in the reference: row i of head h of batch b, over any scalar.

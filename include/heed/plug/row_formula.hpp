@@ -55,7 +55,7 @@
 
 #include <heed/plug/key_tape.hpp>
 #include <heed/plug/row_calls.hpp>
-#include <heed/plug/row_long_hand.hpp>
+#include <heed/plug/taped_words.hpp>
 #include <heed/plug/token_inputs.hpp>
 
 namespace heed {
@@ -71,13 +71,14 @@ struct RowTable {
 
 // The row that forward(row) gets in the engine: vector v of a block, on a tape. With `grad`, the tape records.
 template <class Normaliser, class Real>
-class TapedRow {
+class TapedRow : public TapedWords<TapedRow<Normaliser, Real>, Normaliser, KeyTape<Real>, Real> {
+  using Words = TapedWords<TapedRow, Normaliser, KeyTape<Real>, Real>;
+  using Words::tape_, Words::gradient_of;
   using P = Pack<Real>;
   static constexpr Index W = kLanes<Real>;
 
  public:
-  TapedRow(KeyTape<Real>& tape, const Normaliser& normaliser, Normaliser* grad)
-      : tape_(tape), normaliser_(normaliser), grad_(grad) {}
+  using Words::Words, Words::sum, Words::largest;
 
   [[nodiscard]] auto score(int map = 0) const {
     require(map >= 0 && map < Normaliser::maps, "heed: forward(row) of a normaliser asks for map ",
@@ -94,13 +95,6 @@ class TapedRow {
   [[nodiscard]] auto visible() const { return tape_.independent(tape_.count_visible()); }
   [[nodiscard]] Index head() const { return dry() ? 0 : block().head; }
 
-  [[nodiscard]] auto learnt(const Param<Real>& parameter) const {
-    return learnt(parameter, parameter.size() == 1 ? 0 : head());
-  }
-  [[nodiscard]] auto learnt(const Param<Real>& parameter, Index n) const {
-    Real* first = gradient_of(parameter);
-    return tape_.learnt(parameter[checked_entry(parameter, n)], first ? first + n : nullptr);
-  }
   [[nodiscard]] auto extra() const {
     static_assert(
         Normaliser::uses_extra,
@@ -163,10 +157,6 @@ class TapedRow {
   }
 
   template <class X>
-  [[nodiscard]] auto sum(const X& x) const {
-    return tape_.sum(node_of<ColumnNode<Real>>(x));
-  }
-  template <class X>
   [[nodiscard]] auto sum_from(const X& x) const {
     return tape_.template running_sum<true>(node_of<ColumnNode<Real>>(x));
   }
@@ -177,14 +167,6 @@ class TapedRow {
   template <class X>
   [[nodiscard]] auto product_behind(const X& x) const {
     return tape_.product_behind(node_of<ColumnNode<Real>>(x));
-  }
-  template <class X>
-  [[nodiscard]] auto largest(const X& x) const {
-    return tape_.largest(node_of<ColumnNode<Real>>(x));
-  }
-  template <class X>
-  [[nodiscard]] auto keep(const X& x) const {
-    return tape_.keep(node_of<ColumnNode<Real>>(x));
   }
   template <class E>
   [[nodiscard]] auto softmax(const RowTerm<E>& x) const {
@@ -207,9 +189,6 @@ class TapedRow {
                   "heed: row.query(c) and row.products(parameter) need `static constexpr bool "
                   "uses_query = true` "
                   "(plug/normaliser.hpp)");
-  }
-  [[nodiscard]] Real* gradient_of(const Param<Real>& parameter) const {
-    return gradient_memory(normaliser_, parameter, grad_);
   }
 
   // z_p = q . e_p:   dq += sum_p dz_p e_p     de_p += sum over queries of dz_p q
@@ -276,10 +255,6 @@ class TapedRow {
       e.push(j, P::load(g));
     });
   }
-
-  KeyTape<Real>& tape_;
-  const Normaliser& normaliser_;
-  Normaliser* grad_;
 };
 
 // Sets lse of vector v: 0, or -infinity where no key is seen.

@@ -28,15 +28,6 @@ void find_parameter(const Part& part, const Parameter& parameter, const F& f) {
           "heed: forward(row) asks for a learnt parameter that `parameters` does not name "
           "(plug/row_formula.hpp)");
 }
-// The memory for the gradient of a parameter; null without `grad`, the gradients of the part.
-template <class Part, class Real>
-[[nodiscard]] Real* gradient_memory(const Part& part, const Param<Real>& parameter, Part* grad) {
-  Real* to = nullptr;
-  find_parameter(part, parameter, [&](const auto& entry) {
-    if (grad) to = (grad->*entry.member).data();
-  });
-  return to;
-}
 template <class Parameter>
 [[nodiscard]] Index checked_entry(const Parameter& parameter, Index n) {
   require(n >= 0 && n < parameter.size(), "heed: forward(row) asks for entry ", n,
