@@ -40,15 +40,8 @@ struct CaseInputs {
   }
 };
 
-template <class Build>
-void check_chosen(const GoldenCase& golden, const ParamNames& names, Report& report,
-                  const Build& build) {
-  check_operator(golden, names, report, build);
-  report.exact("lse", run_engine(build.template operator()<double>(), golden).saved.lse,
-               golden.tensor("lse"));
-}
 void check_plain(const GoldenCase& golden, Report& report) {
-  check_chosen(golden, {}, report, []<class T>() { return heed::ScaledDot<T>{}; });
+  check_with_lse(golden, {}, report, []<class T>() { return heed::ScaledDot<T>{}; });
 }
 // The choice must be that of the case.
 void check_lists(const heed::BlockLists& got, const heed::BlockLists& want, Report& report) {
@@ -172,7 +165,7 @@ void replay_key_list(const GoldenCase& golden, Report& report) {
   if (!golden.has("lam")) return check_plain(listed, report);
   const ParamNames names = {
       {"strength", "dlam"}, {"vigilance", "drho"}, {"sharpness", "dalpha"}, {"feedback", "dbeta"}};
-  check_chosen(listed, names, report, [&]<class T>() { return dar<T>(golden); });
+  check_with_lse(listed, names, report, [&]<class T>() { return dar<T>(golden); });
 }
 void replay_top_k(const GoldenCase& golden, Report& report) {
   const CaseInputs of(golden);

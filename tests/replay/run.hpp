@@ -270,6 +270,15 @@ void check_operator(const GoldenCase& golden, const ParamNames& names, Report& r
   FloatCheck(op32, golden, names, terms, steepness, report).run();
 }
 
+// The same, and lse.
+template <class Build>
+void check_with_lse(const GoldenCase& golden, const ParamNames& names, Report& report,
+                    const Build& build) {
+  check_operator(golden, names, report, build);
+  report.exact("lse", run_engine(build.template operator()<double>(), golden).saved.lse,
+               golden.tensor("lse"));
+}
+
 void replay_sdpa(const GoldenCase& golden, Report& report);
 void replay_dar(const GoldenCase& golden, Report& report);
 void replay_differential(const GoldenCase& golden, Report& report);
