@@ -39,6 +39,8 @@ const std::map<std::string, Replay>& replays() {
       {"dsa", heed_test::replay_dsa},
       {"key_sink", heed_test::replay_key_sink},
       {"registers", heed_test::replay_registers},
+      {"columns_lp", heed_test::replay_columns_lp},
+      {"columns_decay", heed_test::replay_columns_decay},
   };
   return table;
 }

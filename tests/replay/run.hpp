@@ -298,5 +298,7 @@ void replay_nsa(const GoldenCase& golden, Report& report);
 void replay_dsa(const GoldenCase& golden, Report& report);
 void replay_key_sink(const GoldenCase& golden, Report& report);
 void replay_registers(const GoldenCase& golden, Report& report);
+void replay_columns_lp(const GoldenCase& golden, Report& report);
+void replay_columns_decay(const GoldenCase& golden, Report& report);
 
 }  // namespace heed_test

@@ -209,7 +209,7 @@ class BackwardWorker {
 
   // Do all panels see the tile at hand alike? One product over all their queries can then add to dK, and one to dV.
   [[nodiscard]] bool same_tile_for_all() {
-    bool same = traits_.streams && group_.active().size() > 1;
+    bool same = traits_.streams && group_.active().size() > 1 && !c_.op.score.columns;
     const My& first = group_.first();
     for (const My& my : group_.active())
       same = same && my.tile.kind != TileKind::empty && my.tile.at.key == first.tile.at.key &&

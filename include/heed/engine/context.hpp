@@ -38,9 +38,10 @@ struct CallContext {
   // Transposed queries carry this factor: the scale, so that a scaled dot product is a logit. A score or a soft
   // cap may also ask for what the scale has taken away. For them a factor that its inverse, or rows of any
   // ordinary size, would overflow or vanish with stays at the next bound, and logit_factor() is the rest, 0 for a
-  // scale of 0.
+  // scale of 0. Rows of which a score adds up columns are as they are.
   [[nodiscard]] Real query_factor() const {
     constexpr Real least = std::is_same_v<Real, float> ? Real(0x1p-60) : Real(0x1p-400);
+    if (op.score.columns) return 1;
     const Real size = std::abs(scale);
     if (plain() || (size >= least && size <= 1 / least)) return scale;
     return std::copysign(size < least ? least : 1 / least, scale);
@@ -113,7 +114,7 @@ template <class Real>
           Real(scale_of(op, g, options)),
           keys,
           options.dropout,
-          options.precision.products()};
+          op.score.columns ? nullptr : options.precision.products()};
 }
 
 // Workers that build(scratch) makes run(batch, head, group) all groups of panels of all heads, after begin(workers).

@@ -54,9 +54,8 @@ class DerivedQueries {
     if (traits_.has_transform) transform_rows();
     const Rows<Real> own = query_rows();
     const Real factor = c_.query_factor();
-    if (rows <= kFewRows<Real>) {
-      copy_rows(own, factor, few_, source_.width);
-    } else {
+    if (rows <= kFewRows<Real>) copy_rows(own, factor, few_, source_.width);
+    if (rows > kFewRows<Real> || c_.op.score.columns) {
       pack_lanes(own.data, own.stride, rows, source_.width, scaled_.data, lanes, factor);
       if constexpr (std::is_same_v<Real, float>)
         if (c_.in_bf16(rows))
@@ -97,9 +96,13 @@ class DerivedQueries {
     return c_.keys.projected(batch_, head_, map_, key, count);
   }
 
-  // Scaled dot products of the keys of `place`; `running_max` is raised to them if given, which it is not for few
+  // Scaled dot products of the keys of `place`, or sums over columns; `running_max` is raised to them if given, which it is not for few
   // queries and where pairs are skipped.
   void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
+    if (const auto* columns = c_.op.score.columns)
+      return for_strips(place, c_.plan.vectors, [&](const Strip& strip) {
+        columns->sums(column_pairs(place, strip), strip.of(out));
+      });
     const Rows<Real> k = key_rows(place.key, place.keys);
     if (rows_ <= kFewRows<Real>)
       return few_dots(k.data, k.stride, k.count, k.columns, few_, rows_, out.data, out.lanes,
@@ -114,6 +117,11 @@ class DerivedQueries {
                  out.lanes, running_max);
     else
       tile_dots(place, c_.plan.vectors, k, scaled_, out);
+  }
+  // The pairs of a strip of a tile, for a score with columns.
+  [[nodiscard]] ColumnPairs<Real> column_pairs(const TilePlace& place, const Strip& strip) const {
+    return column_pairs(key_rows(place.key, place.keys))
+        .part(strip.keys.begin, strip.keys.size(), strip.first_vector, strip.vectors);
   }
   // Projected dot products; nothing without a projection.
   void projected_dots(const TilePlace& place, const LaneTile<Real>& out) const {
@@ -171,6 +179,11 @@ class DerivedQueries {
   [[nodiscard]] const Real* few_row(Index lane) const { return few_ + lane * source_.width; }
   // Dot products of the keys of `place`, as they are stored, with queries.
   void dot_keys(const TilePlace& place, std::span<const DotQuery<Real>> queries) const {
+    if (const auto* columns = c_.op.score.columns) {
+      const ColumnPairs<Real> pairs = column_pairs(key_rows(place.key, place.keys));
+      for (const DotQuery<Real>& query : queries) columns->row_sums(query.query, pairs, query.dots);
+      return;
+    }
     if (traits_.has_transform) {
       const Rows<Real> k = key_rows(place.key, place.keys);
       return row_dots(StoredRows<Real>{k.data, k.stride}, k.count, k.columns, queries.data(),
@@ -222,6 +235,15 @@ class DerivedQueries {
   }
 
  private:
+  [[nodiscard]] ColumnPairs<Real> column_pairs(const Rows<Real>& keys) const {
+    return {{scaled_, {}},
+            c_.plan.vectors,
+            {keys.data, nullptr},
+            {keys.stride, 0},
+            keys.count,
+            keys.columns,
+            {c_.op.score.columns->weights(head_), nullptr}};
+  }
   [[nodiscard]] Rows<Real> stored_rows() const {
     return {c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column, rows_,
             source_.width, c_.in.query.strides().row};

@@ -48,8 +48,9 @@ class FewQueries {
   // Scaled dot products of all queries.
   void dot(std::span<const Part> parts) {
     const auto& needs = c_.keys.needs();
-    // Transformed keys may be others for each head.
-    const bool shared = needs.keys_by_group && (needs.transformed == 0 || !needs.per_query_head);
+    // Transformed keys, and weights of columns, may be others for each head.
+    const bool shared = needs.keys_by_group && !c_.op.score.columns &&
+                        (needs.transformed == 0 || !needs.per_query_head);
     for_runs(parts, shared, [&](std::span<const Part> run) {
       dots_.clear();
       for (const Part& part : run)

@@ -186,7 +186,7 @@ class ForwardWorker {
       // They read keys and values as they are stored.
       return for_tiles(
           [&](Index t) {
-            if (lazy_keys_ && c_.keys.needs().any) load_tile(keys_, t);
+            if (c_.op.score.columns || (lazy_keys_ && c_.keys.needs().any)) load_tile(keys_, t);
           },
           [&](Index t) {
             group_.for_parts(t, [&](const KeyRange& keys) { accumulate_few(active(), keys); });

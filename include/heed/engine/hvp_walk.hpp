@@ -85,6 +85,8 @@ class HvpWorker {
     key_lanes_ = scratch.take(traits_.key_features * tile * kLanes<Real>);
     key_tangent_lanes_ = scratch.take(traits_.key_features * tile * kLanes<Real>);
     dtable_ = scratch.take(table_size());
+    if (c.op.score.columns)
+      column_keys_ = DualLanes<Real>::take(scratch, dim_qk, column_key_lanes<Real>(tile));
   }
   HvpWorker(const HvpWorker&) = delete;
 
@@ -196,13 +198,7 @@ class HvpWorker {
                         traits_.table_by_distance ? queries_.by_lane : queries_.derived.table,
                         &positions_,
                         c_.scale / c_.row_factor()});
-    // dQ. = D. K + D K.
-    const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
-    const LaneTile<Real> dq_tangent = queries_.dq.tangent();
-    products_.add_lanes(keys, dscore_tangents_, dq_tangent);
-    if (tangents_.keys_move())
-      products_.add_lanes(tangents_.key_tangents(at), dscores_, dq_tangent);
-    if (traits_.has_transform) products_.add_lanes(keys, dscores_, queries_.dq.value());
+    add_to_queries(at);
     passage_.wait();
     if (!c_.plain()) {
       const Index count = traits_.key_features, row = c_.keys.row(at.batch, at.head, 0, at.key);
@@ -210,16 +206,7 @@ class HvpWorker {
            {std::pair{key_lanes_, &s_.dfeatures}, {key_tangent_lanes_, &s_.tangents.dfeatures}})
         add_sums_of_lanes(lanes, at.keys, count, sums->data() + row * count, count);
     }
-    // dK. = D.^T Q + D^T Q.
-    const Source& source = panel_.query[0].source();
-    if (const auto to = s_.key_rows(c_, at, 0, source, 1); to.data) {
-      add_rows(dscore_tangents_, q_, to.data, to.stride);
-      if (q_tangent_.given()) add_rows(dscores_, q_tangent_, to.data, to.stride);
-    }
-    if (traits_.has_transform) {
-      const auto to = s_.key_rows(c_, at, 0, source);
-      add_rows(dscores_, q_, to.data, to.stride);
-    }
+    add_to_keys(at);
     // dV. = w.^T dO + w^T dO.
     if (s_.grads.value.given()) {
       Real* to = s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
@@ -227,6 +214,55 @@ class HvpWorker {
       add_rows(weight_tangents_, do_, to, stride);
       if (do_tangent_.given()) add_rows(weights_, do_tangent_, to, stride);
     }
+  }
+
+  // dQ. = D. K + D K.
+  void add_to_queries(const TilePlace& at) {
+    if (c_.op.score.columns) return chain_columns(at);
+    const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
+    const LaneTile<Real> dq_tangent = queries_.dq.tangent();
+    products_.add_lanes(keys, dscore_tangents_, dq_tangent);
+    if (tangents_.keys_move())
+      products_.add_lanes(tangents_.key_tangents(at), dscores_, dq_tangent);
+    if (traits_.has_transform) products_.add_lanes(keys, dscores_, queries_.dq.value());
+  }
+  // dK. = D.^T Q + D^T Q.
+  void add_to_keys(const TilePlace& at) {
+    const Source& source = panel_.query[0].source();
+    const auto to = s_.key_rows(c_, at, 0, source, 1);
+    const auto before = traits_.has_transform ? s_.key_rows(c_, at, 0, source) : decltype(to){};
+    if (c_.op.score.columns) {
+      const KeyRange all{0, at.keys};
+      if (to.data) add_column_keys(column_keys_.tangent(), all, to.data, to.stride);
+      if (before.data) add_column_keys(column_keys_.value(), all, before.data, before.stride);
+      return;
+    }
+    if (to.data) {
+      add_rows(dscore_tangents_, q_, to.data, to.stride);
+      if (q_tangent_.given()) add_rows(dscores_, q_tangent_, to.data, to.stride);
+    }
+    if (before.data) add_rows(dscores_, q_, before.data, before.stride);
+  }
+  // The gradients of all that columns read, and how they move; those of keys to column_keys_.
+  void chain_columns(const TilePlace& at) {
+    const LaneTile<Real> hidden = products_.hidden_or_none();
+    column_keys_.fill(Real(0));
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const auto both = [](const DualLanes<Real>& of, auto&& part) {
+        return ColumnTiles<Real>{part(of.value()), part(of.tangent())};
+      };
+      const auto lanes = [&](const LaneTile<Real>& of) { return strip.lanes_of(of); };
+      c_.op.score.columns->vjp_tangents(
+          tangents_.column_pairs(at, strip),
+          {{strip.of(dscores_), strip.of(dscore_tangents_)},
+           hidden.data ? strip.of(hidden) : hidden,
+           both(queries_.dq, lanes),
+           both(column_keys_,
+                [&](const LaneTile<Real>& of) {
+                  return LaneTile<Real>{of.data + strip.keys.begin, of.rows, of.lanes};
+                }),
+           both(queries_.column_weights, lanes)});
+    });
   }
 
   // Scores to weights_, their tangents to weight_tangents_; dot products and theirs stay.
@@ -332,6 +368,7 @@ class HvpWorker {
   LaneTile<Real> delta_, delta_tangent_, lse_tangent_,
       pulled_;  // [1][lanes]; nobody reads what is pulled
   PanelRows<Real> q_, q_tangent_, do_, do_tangent_;
+  DualLanes<Real> column_keys_;  // see ColumnBack
   Real *transposed_, *top_, *key_lanes_, *key_tangent_lanes_;
   Real* dtable_;        // [table_rows][dim_qk], tangents of the gradient of a table by distance
   bool finite_ = true;  // are all rows of the panel?

@@ -41,6 +41,8 @@ struct ScoreTangentTile {
 template <class Real>
 class ScoreJvps : public RowFormulas<Real, DualLanes<Real>> {
  public:
+  const ColumnFormula<Real>* columns = nullptr;  // as ScoreTiles, with the tangents of its weights
+
   // Does a parameter move that the transform may read?
   [[nodiscard]] virtual bool transform_moves() const = 0;
   // Cells of hidden pairs mean nothing.

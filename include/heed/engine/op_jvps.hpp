@@ -187,7 +187,9 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
  public:
   using P = Pack<Real>;
 
-  ScoreJvpsOf(const Score& score, const Score& direction) : score_(score), direction_(direction) {
+  ScoreJvpsOf(const Score& score, const Score& direction)
+      : score_(score), direction_(direction), columns_(direction) {
+    if constexpr (Score::numbers_per_column > 0) this->columns = &columns_;
     if constexpr (Score::has_transform) {
       transform_ = dual_part<DualPack<Real>>(score, direction);
       transform_moves_ = moves(direction);
@@ -311,6 +313,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
   }
 
   const Score &score_, &direction_;
+  [[no_unique_address]] AnyColumns<Score, Real> columns_;
   TransformScore<Score, Real> transform_;
   bool transform_moves_ = false;
   struct Nothing {};

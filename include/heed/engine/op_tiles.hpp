@@ -79,11 +79,21 @@ template <class Score, class Real>
   return t;
 }
 
+// In place of a score's sums over columns, for scores that have none.
+struct NoColumns {
+  template <class Score>
+  explicit NoColumns(const Score&) {}
+};
+template <class Score, class Real>
+using AnyColumns =
+    std::conditional_t<(Score::numbers_per_column > 0), ColumnsOf<Score, Real>, NoColumns>;
+
 template <class Score, class Real>
 class ScoreTilesOf final : public ScoreTiles<Real> {
  public:
-  explicit ScoreTilesOf(const Score& score) : score_(score) {
+  explicit ScoreTilesOf(const Score& score) : score_(score), columns_(score) {
     this->traits = score_traits<Score, Real>(score);
+    if constexpr (Score::numbers_per_column > 0) this->columns = &columns_;
     if constexpr (Score::has_projection)
       if (score.projection().given()) this->projection = score.projection().data();
   }
@@ -208,6 +218,7 @@ class ScoreTilesOf final : public ScoreTiles<Real> {
   }
 
   const Score& score_;
+  [[no_unique_address]] AnyColumns<Score, Real> columns_;
 };
 
 template <class Normaliser>

@@ -67,12 +67,22 @@ class PartGradientOf final : public PartGradient<Real> {
   }
 };
 
+template <class Score>
+inline constexpr bool has_column_weights = requires {
+  Score::column_weights;
+};
+
 // Lifted: the score whose transform runs on Lanes, or the score itself. direction: of the score's parameters, where they move.
 template <class Interface, class Score, class Lifted, class Real, class Lanes>
 class RowVjpsOf : public Interface {
  public:
   RowVjpsOf(const Score& score, const Score& direction, const Lifted& lifted)
-      : score_(score), direction_(direction), lifted_(lifted) {}
+      : score_(score), direction_(direction), lifted_(lifted) {
+    if constexpr (has_column_weights<Score>)
+      this->column_weights = [](PartGradient<Real>& grad, Index h) {
+        return ColumnsOf<Score, Real>::weights_of(PartGradientOf<Score, Real>::of(grad), h);
+      };
+  }
 
   std::unique_ptr<PartGradient<Real>> gradient() const override {
     if constexpr (!kMoves || Score::has_transform)

@@ -21,6 +21,7 @@ struct QuerySums {
   Lanes features;  // [query_features][lanes]
   Lanes scalars;   // [scalars][lanes]
   Lanes by_lane;   // of a table by distance, as pairs of lanes read it
+  Lanes column_weights;  // [weights * columns][lanes], of a score with columns
   DerivedTiles<Real, Lanes>
       derived;  // of the rows (through derived values), projected rows and table
 
@@ -33,13 +34,15 @@ struct QuerySums {
     features = rows(score.query_features);
     scalars = rows(score.scalars);
     if (score.table_by_distance) by_lane = rows(relative_places<Real>(needs.table_rows));
+    if (const auto* columns = c.op.score.columns)
+      column_weights = rows(columns->weights_per_column * (width / columns->numbers));
     derived = DerivedTiles<Real, Lanes>::take(scratch, needs.any ? width : 0, needs.rank,
                                               needs.table_rows, score.query_inputs, lanes);
   }
   void clear(Index width) {
     dq.rows = width;
     if (c_.keys.needs().any) derived.x.rows = width;
-    for (const Lanes& tile : {dq, features, scalars, by_lane}) tile.fill(Real(0));
+    for (const Lanes& tile : {dq, features, scalars, by_lane, column_weights}) tile.fill(Real(0));
     derived.fill(Real(0));
   }
 
@@ -67,6 +70,11 @@ struct QuerySums {
       vjps.transform_vjp(RowSide::query, place.head, position, place.rows, rows.before(), derived.x,
                          dq, own ? *own : parameters);
       if (own) DerivedKeys<Real>::add_in_order({&own, 1}, parameters);
+    }
+    if (column_weights.rows > 0) {
+      Real* const to = vjps.column_weights(parameters, place.head);
+      for (Index n = 0; n < column_weights.rows; ++n)
+        to[n] += Real(sum_valid_lanes(last_plane(column_weights).row(n), place.rows));
     }
     if (score.scalars == 0) return;
     scalar_sums_.resize(std::size_t(score.scalars));
@@ -118,6 +126,18 @@ struct QuerySums {
   std::vector<double> scalar_sums_;
 };
 
+// Room for the keys of a tile, at which packs begin anywhere (ColumnBack).
+template <class Real>
+[[nodiscard]] Index column_key_lanes(Index tile) {
+  return whole_vectors<Real>(tile) + kLanes<Real>;
+}
+// dK[key] += what ColumnBack has of key `part.begin`, ...
+template <class Real>
+void add_column_keys(const LaneTile<Real>& sums, const KeyRange& part, Real* to, Index stride) {
+  add_unpacked_lanes(sums.data + part.begin, sums.lanes, part.size(), sums.rows,
+                     to + part.begin * stride, stride);
+}
+
 // Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
 // side for sums over all their queries.
 template <class Real>
@@ -126,6 +146,7 @@ struct TileScratch {
   Real *q, *dout;  // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
   LaneTile<Real> projected, dprojected;
   Real* key_lanes;  // see ScoreBack
+  LaneTile<Real> column_keys;  // see ColumnBack
   PanelProducts<Real> products;
   // Where precision is mixed: the tile's weights and dscores by columns, [tile][group * lanes / 2], and q and dout by
   // rows, [group * lanes / 2][whole vectors].
@@ -149,6 +170,8 @@ struct TileScratch {
     projected = take(rank > 0 ? tile : 0);
     dprojected = take(rank > 0 ? tile : 0);
     key_lanes = scratch.take(c.op.score.traits.key_features * tile * kLanes<Real>);
+    if (c.op.score.columns)
+      column_keys = take_lanes(scratch, c.geometry.dim_qk, column_key_lanes<Real>(tile));
     const auto take_pairs_of_queries = [&](Index columns) {
       return take_pairs(scratch, c.pair_products, queries / 2 * columns);
     };
@@ -277,7 +300,10 @@ class PanelGradients {
       const std::size_t i = std::size_t(m);
       const LaneTile<Real>& dscores = weighed.dscores[i];
       const int key_gradients = c_.plain() ? 0 : chain_scores(m, at, weighed.dots[i], dscores);
-      add_to_queries(m, at, dscores);
+      if (c_.op.score.columns)
+        add_columns(m, tile, dscores);
+      else
+        add_to_queries(m, at, dscores);
       if (key_gradients > 0 || c_.keys.needs().rank > 0) {
         passage.wait(Sum::keys);
         add_derived(m, at, key_gradients);
@@ -288,7 +314,7 @@ class PanelGradients {
     }
     if (in_bf16()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (together) return;
-    if (!in_bf16()) add_to_keys(0, maps(), tile, weighed);
+    if (!in_bf16() && !c_.op.score.columns) add_to_keys(0, maps(), tile, weighed);
     if (!s_.grads.value.given()) return;
     Real* dv = s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
     passage.add(Sum::values, at.key_range(), work_.leaves, [&](const KeyRange& part) {
@@ -441,6 +467,30 @@ class PanelGradients {
     if (grad.derived.projected.rows > 0)
       work_.products.add_lanes(queries.projected_keys(at.key, at.keys),
                                work_.dprojected.part(0, at.keys), grad.derived.projected);
+  }
+
+  // What the columns of map m add to dQ, to the weights of columns and to dK.
+  void add_columns(int m, const PanelTile& tile, const LaneTile<Real>& dsums) {
+    const TilePlace& at = tile.at;
+    const QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
+    const auto& queries = panel_.query[std::size_t(m)];
+    const LaneTile<Real> keys = work_.column_keys.part(0, grad.dq.rows),
+                         hidden = work_.products.hidden_or_none();
+    keys.fill(Real(0));
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Index first = strip.keys.begin;
+      c_.op.score.columns->vjp(
+          queries.column_pairs(at, strip),
+          {{strip.of(dsums)},
+           hidden.data ? strip.of(hidden) : hidden,
+           {strip.lanes_of(grad.dq)},
+           {LaneTile<Real>{keys.data + first, keys.rows, keys.lanes}},
+           {strip.lanes_of(grad.column_weights)}});
+    });
+    const auto to = s_.key_rows(c_, at, m, queries.source());
+    if (!to.data) return;
+    work_.passage.add(TileGates::Sum::keys, at.key_range(), work_.leaves && m + 1 == maps(),
+                      [&](const KeyRange& part) { add_column_keys(keys, part, to.data, to.stride); });
   }
 
   // dK += dscores^T Q of maps [first, end), strip by strip.

@@ -69,6 +69,10 @@ class QueryTangents {
   // Tangents of scaled dot products, and of projected ones.
   void dots(const TilePlace& place, const LaneTile<Real>& out,
             const LaneTile<Real>& projected) const {
+    if (const auto* columns = c_.op.score.columns)
+      return for_strips(place, c_.plan.vectors, [&](const Strip& strip) {
+        columns->tangents(column_pairs(place, strip), strip.of(out));
+      });
     product(place, queries_.key_rows(place.key, place.keys), key_tangents(place), scaled_.tangent(),
             scaled_.value(), out);
     if (derived_.projected.rows > 0)
@@ -99,6 +103,18 @@ class QueryTangents {
             derived_.projected.rows > 0 ? projected : LaneTile<Real>{},
             traits_.table_by_distance ? by_lane_ : derived_.table.tangent(),
             &c_.keys.positions(1)};
+  }
+
+  // The pairs of a strip of a tile and how they move, for a score with columns.
+  [[nodiscard]] ColumnPairs<Real> column_pairs(const TilePlace& place, const Strip& strip) const {
+    ColumnPairs<Real> pairs = queries_.column_pairs(place, {{0, place.keys}, 0, c_.plan.vectors});
+    const Rows<Real> moved = key_tangents(place);
+    pairs.queries[0] = scaled_.value();
+    pairs.queries[1] = scaled_.tangent();
+    pairs.keys[1] = moved.data;
+    pairs.strides[1] = moved.stride;
+    pairs.weights[1] = score_.columns->weights(place.head);
+    return pairs.part(strip.keys.begin, strip.keys.size(), strip.first_vector, strip.vectors);
   }
 
   // Tangents of p[0], p[1], ... of the head.

@@ -17,6 +17,7 @@
 #include <heed/engine/key_features.hpp>
 #include <heed/engine/positions.hpp>
 #include <heed/engine/tile/place.hpp>
+#include <heed/plug/column_sums.hpp>
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
 #include <heed/plug/streamed_rows.hpp>
@@ -144,7 +145,8 @@ template <class Real>
 class ScoreTiles : public RowFormulas<Real> {
  public:
   ScoreTraits traits;
-  const Real* projection = nullptr;  // (dim, rank); null without one
+  const Real* projection = nullptr;                // (dim, rank); null without one
+  const ColumnFormula<Real>* columns = nullptr;  // of a score whose pairs have sums over columns in place of products
 
   virtual void validate(const Geometry& g, const char* where) const = 0;
   // Behind validate(), which looks at the shapes of parameters: the projection's rank and the rows of the table, 0 without one,

@@ -57,6 +57,9 @@ struct ScoreBack {
 template <class Real, class Lanes = LaneTile<Real>>
 class RowVjps {
  public:
+  // Where a score with columns has the gradient of the weights of head h.
+  Real* (*column_weights)(PartGradient<Real>&, Index h) = nullptr;
+
   virtual ~RowVjps() = default;
   // To what transform_vjp() adds; with DualLanes add_to() gives the tangents of the gradients, and scores without a transform
   // have none.

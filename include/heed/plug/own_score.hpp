@@ -47,6 +47,8 @@
 //   relative_rows                      pointer to a Param (1 or heads, 2 clip + 1, dim_qk) that `parameters` names as a
 //                                      tensor: pair.table is q . row of i - j, clipped to [-clip, clip]
 //                                      (engine/relative_rows.hpp: its cost)
+//   column(q, k, w)                    pair.dot is the sum over the columns of this formula, in place of q . k: distances, kernels
+//                                      and decays of channels (plug/columns.hpp)
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
 //   PlaceFree, NormedDots = the struct itself      promises of what the formula does not read: decoding with
 //                                      grouped heads is faster, giant rows have finite cosines (plug/promises.hpp)
@@ -64,6 +66,7 @@
 
 #include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/columns.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>
 #include <heed/plug/features.hpp>
@@ -146,7 +149,7 @@ struct CountedNumbers : std::array<double, count> {
     this->fill(1.0);
   }
   double operator[](std::size_t at) const {
-    require(at < count, where, ": score() of the formula reads ", name, "[", Index(at), "], ",
+    require(at < count, where, ": the formula reads ", name, "[", Index(at), "], ",
             because, " ", count, " (plug/own_score.hpp)");
     return 1.0;
   }
@@ -194,6 +197,8 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                              (!has_transform || kept_features<TransformType>),
                          OwnScore, void>;
 
+  static constexpr int numbers_per_column = detail::numbers_per_column_of<Formula<Real>, Real>();
+  static constexpr int weights_per_column = detail::weights_per_column_of<Formula<Real>>();
   static constexpr bool has_positions = requires { Formula<Real>::positions; };
   // Key features read no member of the formula, so only the transform has numbers here.
   [[nodiscard]] std::vector<double> feature_numbers() const requires has_transform {
@@ -230,6 +235,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
       Formula<Real>::check(g, where);
     if constexpr (has_transform) TransformType::check(g, where);
     if constexpr (has_relative_rows) detail::check_relative_rows(relative_rows(), g, where);
+    if constexpr (numbers_per_column > 0) detail::check_columns(*this, g, where);
     // The engine checks the numbers per token of a score that declares some.
     if constexpr (OwnScore::query_features + OwnScore::key_features > 0 && !reads_inputs<OwnScore>)
       detail::require_declared_inputs<Real>(*this, g.dim_qk, where);
@@ -266,6 +272,14 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
       (void)formula.template score<double>(pair, p);
     else if constexpr (requires { formula.score(pair, p); })
       (void)formula.score(pair, p);
+    if constexpr (numbers_per_column > 0) {
+      const char* why = "its numbers_per_column is";
+      const detail::CountedNumbers<std::size_t(numbers_per_column)> q(where, "q", why),
+          k(where, "k", why);
+      const detail::CountedNumbers<std::size_t(weights_per_column)> w(
+          where, "w", "its weights_per_column is");
+      (void)formula.template column<double>(q, k, w);
+    }
   }
 };
 

@@ -40,6 +40,8 @@
 //   bucket(distance) -> Index              the entry of pairs at distance i - j; or, where more than that counts,
 //   bucket(i, j) -> Index                  of pair (i, j), which costs a look-up per pair and, once per call, memory for
 //                                          len_q len_kv 32-bit numbers
+//   numbers_per_column               0     column(), weights_per_column and column_weights: pair.dot is a sum of a formula of
+//                                          each column (plug/columns.hpp)
 //   with_form(score, f)                    static: calls f(form) once, where `form` computes the same as the score
 //                                          with the options at hand, in a loop without branches (PlainForm)
 //   measure_names, measure(pair, p)        numbers that reports show of a pair, one per name
@@ -64,10 +66,14 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Sums over the columns of a score that has column() (plug/columns.hpp).
+template <class Score, class Real>
+class ColumnsOf;
+
 // The fields of one pair. Also the type of the gradient of a pair.
 template <class S, int QueryFeatures, int KeyFeatures>
 struct Pair {
-  S dot{};        // q . k
+  S dot{};        // q . k, or the sum over the columns of a score that has column()
   S logit{};      // scale * q . k, soft-capped if the mask says so
   S projected{};  // (q P) . (k P)
   S table{};      // entry of the query's table at the key's category
@@ -164,6 +170,7 @@ template <class Features>
 struct ScoreWith : PlainForm, Features {
   static constexpr bool plain = false, has_projection = false, has_table = false;
   static constexpr bool has_positions = false, has_transform = false;
+  static constexpr int numbers_per_column = 0, weights_per_column = 0;
   static constexpr std::array<const char*, 0> measure_names{};
 
   template <class Score, class F>

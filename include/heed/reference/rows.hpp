@@ -282,9 +282,7 @@ class MapScores {
   [[nodiscard]] PairOf<Score, S> pair(Index j) {
     const DerivedKeys& key = derived_keys(j);
     PairOf<Score, S> pair;
-    pair.dot = math::dot_product(
-        source_.width, [&](Index c) { return query_.row.x(c); },
-        [&](Index c) { return key.row.x(c); });
+    pair.dot = dot(key);
     pair.logit = capped(math::constant<S>(scale_) * pair.dot);
     pair.projected = math::dot_product(
         key.row.rank(), [&](Index c) { return query_.row.projected(c); },
@@ -309,12 +307,44 @@ class MapScores {
     const DerivedKeys& key = derived_keys(j);
     const auto value = [](const S& x) { return double(math::value_of(x)); };
     double sum = 0;
-    for (Index c = 0; c < source_.width; ++c)
-      sum += std::abs(value(query_.row.x(c)) * value(key.row.x(c)));
+    if constexpr (Score::numbers_per_column > 0)
+      for (Index c = 0; c < columns(); ++c) sum += std::abs(value(column(key, c)));
+    else
+      for (Index c = 0; c < source_.width; ++c)
+        sum += std::abs(value(query_.row.x(c)) * value(key.row.x(c)));
     return std::abs(scale_) * sum;
   }
 
  private:
+  // q . k, or the sum over the columns.
+  [[nodiscard]] S dot(const DerivedKeys& key) const {
+    if constexpr (Score::numbers_per_column > 0)
+      return math::dot_product(
+          columns(), [&](Index c) { return column(key, c); },
+          [](Index) { return math::constant<S>(1); });
+    else
+      return math::dot_product(
+          source_.width, [&](Index c) { return query_.row.x(c); },
+          [&](Index c) { return key.row.x(c); });
+  }
+  [[nodiscard]] Index columns() const requires(Score::numbers_per_column > 0) {
+    return source_.width / Score::numbers_per_column;
+  }
+  [[nodiscard]] S column(const DerivedKeys& key,
+                         Index c) const requires(Score::numbers_per_column > 0) {
+    std::array<S, std::size_t(Score::numbers_per_column)> q, k;
+    for (std::size_t n = 0; n < q.size(); ++n) {
+      q[n] = query_.row.x(Index(n) * columns() + c);
+      k[n] = key.row.x(Index(n) * columns() + c);
+    }
+    std::array<S, std::size_t(Score::weights_per_column)> w;
+    if constexpr (Score::weights_per_column > 0) {
+      const Param<S>& weights = score_.*Score::column_weights;
+      const Index first = weights.extent(0) == 1 ? 0 : h_ * weights.extent(1) * columns();
+      for (std::size_t m = 0; m < w.size(); ++m) w[m] = weights[first + Index(m) * columns() + c];
+    }
+    return score_.template column<S>(q, k, w);
+  }
   [[nodiscard]] Index count_visible(Index i) const {
     Index count = 0;
     for (Index j = 0; j < problem_.geometry.len_kv; ++j) {
