@@ -45,7 +45,7 @@ struct Results {
   const Index rows = (g.len_q + query_block - 1) / query_block,
               keys = (g.len_kv + key_block - 1) / key_block;
   for (Index row = 0; row < batch * heads * rows; ++row) {
-    for (Index k = keys; k-- > 0;)
+    for (Index k = 0; k < keys; ++k)
       if (random.below(4) == 0) lists.indices.push_back(k);
     lists.start.push_back(Index(lists.indices.size()));
   }
@@ -160,6 +160,25 @@ TEST_CASE("block lists show the blocks that they name") {
       }
 }
 
+TEST_CASE("lists of any integers and dense tables are lists of the same blocks") {
+  const BlockLists wanted{2, 3, {0, 2, 2, 3, 3}, {0, 4, 1}, 2, 1};
+  const auto check = [&](const BlockLists& got) {
+    CHECK(got.query_block == wanted.query_block);
+    CHECK(got.key_block == wanted.key_block);
+    CHECK(got.start == wanted.start);
+    CHECK(got.indices == wanted.indices);
+    CHECK(got.batch == 2);
+    CHECK(got.heads == 1);
+  };
+  check(block_lists_of(2, 3, std::vector<unsigned char>{0, 2, 2, 3, 3}, std::vector<int>{0, 4, 1},
+                       2));
+  const bool keep[20] = {true, false, false, false, true, false, false, false, false, false,
+                         false, true};
+  check(block_lists_of(TensorView<const bool>(keep, {2, 1, 2, 5}), 2, 3));
+  const std::uint8_t bytes[20] = {7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1};
+  check(block_lists_of(TensorView<const std::uint8_t>(bytes, {2, 1, 2, 5}), 2, 3));
+}
+
 TEST_CASE("calls under block lists agree with a tensor of their pairs") {
   for (const Index block : {16, 48, 96, 128}) {
     const Geometry g{1, 2, 2, 2, 300, 400, 8, 8};
@@ -193,6 +212,16 @@ TEST_CASE("bad block lists are refused") {
   CHECK(made({16, 16, {1, 2}, {0, 1}}) == "block_lists: start begins with 1, it must begin with 0");
   CHECK(made({16, 16, {0, 2, 1}, {0}}) == "block_lists: start falls from 2 to 1 at row 1");
   CHECK(made({16, 16, {0, 1}, {0, 1}}) == "block_lists: start ends with 1, there are 2 indices");
+  CHECK(made({16, 16, {0, 1, 3}, {5, 4, 2}}) ==
+        "block_lists: row 1 has block 2 behind block 4, the blocks of a row must ascend");
+  CHECK(made({16, 16, {0, 2}, {4, 4}}) ==
+        "block_lists: row 0 has block 4 behind block 4, the blocks of a row must ascend");
+  CHECK(message_of([] {
+          (void)block_lists_of(1, 1, std::vector<int>{0, 1},
+                               std::vector<std::uint64_t>{~std::uint64_t(0)});
+        }) ==
+        "block_lists_of: a number is 18446744073709551615, the largest one may be "
+        "9223372036854775807");
   CHECK(made({16, 16, {0}, {}, 0, 1}) ==
         "block_lists: batch is 0 and heads is 1, both must be at least 1");
 

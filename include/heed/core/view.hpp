@@ -263,6 +263,8 @@ class TensorView {
   [[nodiscard]] const Strides& strides() const { return strides_; }
   // Rows per page; 0 for memory in one piece.
   [[nodiscard]] Index page_rows() const { return page_rows_; }
+  // Addresses of the pages; null for memory in one piece.
+  [[nodiscard]] Element* const* page_table() const { return pages_; }
   [[nodiscard]] bool given() const { return data_ != nullptr || shape_ != Shape{}; }
   [[nodiscard]] bool has_elements() const {
     return shape_.batch > 0 && shape_.heads > 0 && shape_.len > 0 && shape_.dim > 0;

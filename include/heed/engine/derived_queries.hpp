@@ -191,6 +191,9 @@ class DerivedQueries {
     }
     const StoredView<const Real>& key = c_.in.key;
     const Index column = source_.key_column, width = source_.width, count = Index(queries.size());
+    if (key.page_rows() == 1)
+      return row_dots(ScatteredRows<Real>{key.plain().page_table() + place.key, column}, place.keys,
+                      width, queries.data(), count);
     if (key.narrow())
       key.storage()->dots(key.rows(batch_, source_.kv_head, place.key), column, place.keys, width,
                           queries.data(), count);

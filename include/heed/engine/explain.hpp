@@ -158,6 +158,19 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
+  if (!back && takes_listed_keys(op, g, mask, bound, options.dropout)) {
+    const ListedKeys<Real> listed(op, g, bound, {}, options);
+    Explanation e = explain(op, vjps, listed.geometry(), {}, pass, fold_heads(options));
+    const Index bytes = e.scratch_bytes / std::max(1, e.workers);
+    e.units = listed.count();
+    e.workers = worker_count(options, listed.flops(), e.units, bytes);
+    e.scratch_bytes = e.workers * bytes;
+    e.visible_flops = e.computed_flops = listed.flops();
+    e.remarks = {
+        "each query has a list of keys of its own: it reads their rows one by one, and computes no "
+        "other pair; panels and tiles are those of one query"};
+    return e;
+  }
   DerivedKeys<Real> keys(op, g, {});
   const CallContext<Real> c = make_context(op, g, bound, Operands<Real>{}, keys, options,
                                            plan_call<Real>(op, g, bound, options, 0, back));

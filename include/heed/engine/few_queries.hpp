@@ -112,6 +112,9 @@ class FewQueries {
       if (value.narrow())
         value.storage()->mix(value.rows(at.batch, head, at.key), at.keys, columns,
                              accumulates_.data(), count, 1, lanes);
+      else if (value.page_rows() == 1)
+        row_accumulate(ScatteredRows<Real>{value.plain().page_table() + at.key}, at.keys, columns,
+                       accumulates_.data(), count, 1, lanes);
       else
         row_accumulate(rows_of(value.plain(), at.batch, head, at.key), at.keys, columns,
                        accumulates_.data(), count, 1, lanes);

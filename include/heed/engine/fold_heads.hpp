@@ -40,19 +40,25 @@ template <class Real>
   return same;
 }
 
-// Where every part of the op promises to read no place, and what has a value per head has one for all. Not under
-// a window that hides the first keys; nor with ALiBi's slopes, dropout, functions of positions or numbers of tokens, which
-// may be those of heads.
+// Does every part of the op promise to read no place, and has what may differ by head one value for all? Not with ALiBi's
+// slopes, dropout or numbers of tokens, which may be those of heads.
 template <class Real>
-[[nodiscard]] bool heads_fold(const OpTiles<Real>& op, const Geometry& g, const Mask<Real>& mask,
-                              const BoundMask<Real>& bound, const Dropout& dropout) {
+[[nodiscard]] bool no_part_reads_places(const OpTiles<Real>& op, const Geometry& g,
+                                        const Mask<Real>& mask, const Dropout& dropout) {
   const auto folds_part = [](const auto& traits) {
     return traits.place_free && traits.one_value_each;
   };
-  bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads && !mask.slopes &&
-               mask.rules.empty() && dropout.rate == 0 && folds_part(op.score.traits) &&
-               folds_part(op.normaliser.traits) && folds_part(op.readout.traits) &&
-               !op.readout.traits.uses_own_rows && !op.columns.any() && sources_fold(op, g);
+  return g.query_heads == g.heads && !mask.slopes && dropout.rate == 0 &&
+         folds_part(op.score.traits) && folds_part(op.normaliser.traits) &&
+         folds_part(op.readout.traits) && !op.readout.traits.uses_own_rows && !op.columns.any() &&
+         sources_fold(op, g);
+}
+// May the heads of a group be queries of one head? Not under a window that hides the first keys; nor with functions of positions.
+template <class Real>
+[[nodiscard]] bool heads_fold(const OpTiles<Real>& op, const Geometry& g, const Mask<Real>& mask,
+                              const BoundMask<Real>& bound, const Dropout& dropout) {
+  bool folds = g.len_q == 1 && g.group() > 1 && mask.rules.empty() &&
+               no_part_reads_places(op, g, mask, dropout);
   for (Index b = 0; folds && b < g.batch; ++b) folds = bound.keys_of(b, 0).begin == 0;
   return folds;
 }

@@ -6,6 +6,7 @@
 // that its bits are those of a call of its own; the groups of all calls are handed out together, the longest call's first.
 
 #include <heed/engine/forward_walk.hpp>
+#include <heed/engine/listed_keys.hpp>
 #include <heed/engine/open.hpp>
 #include <heed/engine/value_map.hpp>
 
@@ -68,6 +69,11 @@ template <class Real>
 class ForwardCall {
  public:
   using Worker = ForwardWorker<Real>;
+  // A worker, and the small call that it is at, where queries have lists of keys of their own.
+  struct Engaged {
+    std::unique_ptr<ListedQuery<Real>> query;
+    std::optional<Worker> worker;
+  };
 
   // threads: how many may prepare the call. The opened call must outlive this object.
   ForwardCall(const OpenCall<Real>& call, const Outputs<Real>& outputs, Saved<Real>* saved,
@@ -96,6 +102,10 @@ class ForwardCall {
     }
     inputs_ = take_inputs(op, g, threads, in_);
     out_ = copies_.write_outputs(outputs, g.share.queries_before);
+    if (takes_listed_keys(op, g, call.mask, bound_, call.options.dropout)) {
+      listed_.emplace(op, g, bound_, in_, call.options);
+      return;
+    }
     const bool folds = heads_fold(op, g, call.mask, bound_, call.options.dropout);
     // Copied keys, shards and folded heads bypass the feature cache.
     const bool others = g.held_keys() != g.len_kv ||
@@ -130,7 +140,9 @@ class ForwardCall {
     if (saved_) saved_->stamp = call_.stamp();
   }
 
-  [[nodiscard]] double flops() const { return product_flops(c_->geometry); }
+  [[nodiscard]] double flops() const {
+    return listed_ ? listed_->flops() : product_flops(c_->geometry);
+  }
   [[nodiscard]] Index elements() const { return elements_; }  // of scratch for a worker
   // Items of work: first all of work(), and when they are done, all of join().
   [[nodiscard]] Index count(bool joining) const {
@@ -143,11 +155,21 @@ class ForwardCall {
       if (units_ > 0 && !lazy_keys_) keys_->build(threads);
     });
   }
-  [[gnu::noinline]] void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
+  [[gnu::noinline]] void engage(Engaged& engaged, Scratch<Real>& scratch) {
     build_keys(1);
-    worker.emplace(*c_, out_, to_, lazy_keys_, scratch);
+    engaged.worker.reset();
+    if (!listed_) {
+      engaged.worker.emplace(*c_, out_, to_, lazy_keys_, scratch);
+      return;
+    }
+    engaged.query = listed_->query(*keys_);
+    if (to_) prepare_saved(call_.op, listed_->geometry(), engaged.query->saved);
+    engaged.worker.emplace(*engaged.query->context, out_, to_ ? &engaged.query->saved : nullptr,
+                           nullptr, scratch);
   }
-  void work(Worker& worker, Index item) {
+  void work(Engaged& engaged, Index item) {
+    Worker& worker = *engaged.worker;
+    if (listed_) return listed_->run(worker, *engaged.query, item, out_, to_);
     if (parts_ > 1) {
       const Index unit = item / parts_, n = item % parts_;
       return worker.accumulate_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
@@ -159,7 +181,8 @@ class ForwardCall {
     worker.mix(batch_and_head / kv_heads(), batch_and_head % kv_heads(), group);
     worker.write_out();
   }
-  void join(Worker& worker, Index unit) {
+  void join(Engaged& engaged, Index unit) {
+    Worker& worker = *engaged.worker;
     worker.join_parts(unit / kv_heads(), unit % kv_heads(), parts_, left(unit, 0));
     worker.write_out();
   }
@@ -191,6 +214,7 @@ class ForwardCall {
     const Options& options = folded_ ? folded_->options : call_.options;
     const BoundMask<Real>& mask = folded_ ? folded_->bound : bound_;
     to_ = to;
+    if (listed_) return prepare_listed(op);
     keys_.emplace(op, g, in_.key, kept_, door_name("heed::forward", options.name), in_.key_inputs);
     // Tiles end where a page of a cache does. This is no plan of backward.
     c_.emplace(
@@ -212,13 +236,23 @@ class ForwardCall {
       elements_ = scratch_elements<Real>(
           [&](Scratch<Real>& scratch) { return Worker(*c_, out_, to_, lazy_keys_, scratch); });
   }
+  void prepare_listed(const OpTiles<Real>& op) {
+    built_.emplace();
+    if (to_) prepare_saved(op, call_.geometry, *to_);
+    keys_.emplace(op, listed_->geometry(), in_.key, nullptr, "heed::forward", in_.key_inputs);
+    units_ = listed_->count();
+    const auto sample = listed_->query(*keys_);
+    elements_ = scratch_elements<Real>([&](Scratch<Real>& scratch) {
+      return Worker(*sample->context, out_, to_, nullptr, scratch);
+    });
+  }
   void run_items() {
     if (units_ == 0) return;
     Scratch<Real> scratch(elements_);
-    std::optional<Worker> worker;
-    engage(worker, scratch);
-    for (Index item = 0; item < count(false); ++item) work(*worker, item);
-    for (Index unit = 0; unit < count(true); ++unit) join(*worker, unit);
+    Engaged engaged;
+    engage(engaged, scratch);
+    for (Index item = 0; item < count(false); ++item) work(engaged, item);
+    for (Index unit = 0; unit < count(true); ++unit) join(engaged, unit);
   }
   // Does this share hold a panel of the group?
   [[nodiscard]] bool holds(Index group) const {
@@ -242,6 +276,7 @@ class ForwardCall {
   OutputSet<TensorView<Real>> out_;
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;
+  std::optional<ListedKeys<Real>> listed_;
   // prepare() sets these, and sets them again for an op that is settled after its rehearsal.
   std::unique_ptr<ReadoutTiles<Real>> own_readout_;  // of settled_
   std::optional<OpTiles<Real>> settled_;
@@ -304,23 +339,23 @@ void run_prepared(std::span<ForwardCall<Real>* const> prepared, const Options& o
     run_workers(int(std::min<Index>(workers, count)), [&](int) {
       Scratch<Real> scratch(elements);
       // The worker is at work on calls[at], whose items begin at `first`.
-      std::optional<ForwardWorker<Real>> worker;
+      typename ForwardCall<Real>::Engaged engaged;
       std::size_t at = 0;
       Index first = 0;
       for (Index item = dispenser.next(); item >= 0; item = dispenser.next()) {
         for (Index of_call; item - first >= (of_call = calls[at]->count(joining));) {
-          worker.reset();
+          engaged.worker.reset();
           first += of_call;
           ++at;
         }
-        if (!worker) {
+        if (!engaged.worker) {
           scratch.clear();
-          calls[at]->engage(worker, scratch);
+          calls[at]->engage(engaged, scratch);
         }
         if (joining)
-          calls[at]->join(*worker, item - first);
+          calls[at]->join(engaged, item - first);
         else
-          calls[at]->work(*worker, item - first);
+          calls[at]->work(engaged, item - first);
       }
     });
   };

@@ -93,6 +93,12 @@ class ForwardWorker {
       for (const My& my : active()) save_mixed(my);
   }
 
+  // From now on the queries are these rows, and outputs go there; sizes, keys and values stay.
+  void turn_to(const TensorView<const Real>& query, const OutputSet<TensorView<Real>>& out) {
+    c_.in.query = query;
+    to_ = out;
+  }
+
   // One of `parts` parts of the keys: leaves states and sums in `to`, which has room for part_elements() numbers.
   void accumulate_part(Index b, Index kv_head, Index part, Index parts, Real* to) {
     start(b, kv_head, 0);

@@ -72,6 +72,10 @@ class BoundMask {
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
   [[nodiscard]] bool has_documents() const { return mask_.query_documents.has_value(); }
   [[nodiscard]] bool has_rules() const { return !rules_.empty(); }
+  // The mask's function of positions or list, if it has one alone; else null.
+  [[nodiscard]] const PairBlocks* only_rule() const {
+    return rules_.size() == 1 ? rules_[0].get() : nullptr;
+  }
   // True if this call had to classify a function of positions, which a BlockMask would have spared it.
   [[nodiscard]] bool classifies_rules() const {
     return std::any_of(mask_.rules.begin(), mask_.rules.end(),

@@ -7,7 +7,7 @@
 // a whole; that answer comes from blocks that are classified once per call.
 //
 // Memory of a classified rule: a byte per block, for each batch and each head only where the rule depends on it, and
-// kMostBlocks bytes at most: if blocks of 16 queries and 64 keys would be more, they are made larger.
+// kMostBlocks bytes at most: if blocks of 16 queries and 64 keys would be more, they are made larger. Lists of blocks need none.
 
 #include <heed/core/digest.hpp>
 #include <heed/core/geometry.hpp>
@@ -44,7 +44,11 @@ class PairFunction {
   // True if batches, or heads, may see different pairs.
   [[nodiscard]] virtual bool depends_on_batch() const = 0;
   [[nodiscard]] virtual bool depends_on_head() const = 0;
+  // The kind of a tile, of those that know it without a table of blocks.
+  [[nodiscard]] virtual TileKind kind_of(const PairBlock&) const { return TileKind::partial; }
 };
+
+struct BlockLists;
 
 // A rule for the sizes of one call, and the kinds of its blocks. Nothing changes it once it is made.
 struct PairBlocks {
@@ -52,7 +56,8 @@ struct PairBlocks {
   Index batch = 1, heads = 1;  // tables of kinds: one per batch or head of the call, or 1 for all
   Index query_block = 1, key_block = 1;
   Index query_blocks = 0, key_blocks = 0;
-  std::vector<TileKind> kinds;  // [batch][heads][query_blocks][key_blocks]
+  std::vector<TileKind> kinds;  // [batch][heads][query_blocks][key_blocks]; none where `lists` are given
+  const BlockLists* lists = nullptr;  // of `pairs`
 
   [[nodiscard]] Index row(Index b, Index h, Index query_block_index) const {
     const Index table = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : h);
@@ -60,6 +65,7 @@ struct PairBlocks {
   }
   // The kind of a tile, which may cut through blocks: empty or full if all blocks that it touches are, else partial.
   [[nodiscard]] TileKind classify(const PairBlock& at) const {
+    if (lists) return pairs->kind_of(at);
     const Index last_query = (at.query + at.rows - 1) / query_block,
                 last_key = (at.key + at.keys - 1) / key_block;
     bool any = false, all = true;

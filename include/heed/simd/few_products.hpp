@@ -34,6 +34,26 @@ struct AccumulateQuery {
   Real* out;
 };
 
+// Rows that lie anywhere: row k begins at rows[k] + column. Prefetching reads kRowsAhead addresses behind the last one.
+template <class Real>
+struct ScatteredRows {
+  using Number = Real;
+  const Real* const* rows;
+  Index column = 0;
+
+  [[nodiscard]] ScatteredRows from(Index row, Index c) const { return {rows + row, column + c}; }
+};
+inline constexpr Index kRowsAhead = 16;
+template <class Real>
+[[nodiscard, gnu::always_inline]] inline Pack<Real> load_row(const ScatteredRows<Real>& rows,
+                                                             Index k, Index c) {
+  return Pack<Real>::load(rows.rows[k] + rows.column + c);
+}
+template <class Real>
+inline void convert(const ScatteredRows<Real>& rows, Index count, Real* to) {
+  std::copy_n(rows.rows[0] + rows.column, count, to);
+}
+
 // Numbers c, c + 1, ..., c + W - 1 of row k.
 template <class Real, class Number>
 [[nodiscard, gnu::always_inline]] inline Pack<Real> load_row(const StoredRows<Number>& rows,
@@ -86,6 +106,16 @@ template <class Stored>
                                                    std::uintptr_t(kPrefetchBytes)));
 }
 
+// Fetches what will be read some rows behind numbers c, ... of row k.
+template <class Rows>
+[[gnu::always_inline]] inline void prefetch_row(const Rows& rows, Index k, Index c) {
+  prefetch_behind(rows.data + k * rows.stride + c);
+}
+template <class Real>
+[[gnu::always_inline]] inline void prefetch_row(const ScatteredRows<Real>& rows, Index k, Index c) {
+  __builtin_prefetch(rows.rows[k + kRowsAhead] + rows.column + c);
+}
+
 // Keys that a block of `Queries` queries takes at once, and columns in vectors: enough accumulators
 // to hide the latency of an FMA on two units.
 template <class Real, int Queries>
@@ -101,7 +131,7 @@ template <class Real, class Rows>
   constexpr Index line = kLine<Real, typename Rows::Number>;
   for (Index c = 0; c < columns; c += line)
 #pragma GCC unroll 4
-    for (Index k = 0; k < count; ++k) prefetch_behind(rows.data + k * rows.stride + c);
+    for (Index k = 0; k < count; ++k) prefetch_row(rows, k, c);
 }
 
 // sums[q][k] = dot product of row k * step with query q, as a pack whose lanes remain to be added.
@@ -218,7 +248,7 @@ template <int Queries, int Vectors, class Real, class Rows>
   for (Index j = 0; j < keys; ++j) {
 #pragma GCC unroll 8
     for (Index c = 0; c < Vectors * W; c += kLine<Real, typename Rows::Number>)
-      prefetch_behind(rows.data + j * rows.stride + c);
+      prefetch_row(rows, j, c);
     Pack<Real> row[std::size_t(Vectors)];
     if constexpr (Queries > 1)
 #pragma GCC unroll 16
