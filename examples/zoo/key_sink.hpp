@@ -14,6 +14,7 @@ namespace zoo::key_sink {
 
 template <class T>
 struct Rows : heed::Softmax<T> {
+  using Mergeable = Rows;
   heed::Param<T> keys;
   std::vector<Index> key_shape(const heed::Geometry& g) const { return {g.heads, -1, g.dim_qk}; }
   static constexpr auto parameters =

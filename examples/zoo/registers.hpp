@@ -14,6 +14,7 @@ namespace zoo::registers {
 
 template <class T>
 struct Rows : heed::Softmax<T> {
+  using Mergeable = Rows;
   heed::Param<T> keys, values;
   std::vector<Index> key_shape(const heed::Geometry& g) const { return {g.heads, -1, g.dim_qk}; }
   std::vector<Index> value_shape(const heed::Geometry& g) const { return {g.heads, -1, g.dim_v}; }

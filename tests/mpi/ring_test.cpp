@@ -71,6 +71,16 @@ struct Tilted {
   }
 };
 
+template <class Real>
+struct Registers : Softmax<Real> {
+  using Mergeable = Registers;
+  Param<Real> keys;
+  std::vector<Index> key_shape(const Geometry& g) const { return {-1, -1, g.dim_qk}; }
+  static constexpr auto parameters =
+      std::tuple{tensor("keys", &Registers::keys, &Registers::key_shape)};
+  static constexpr auto learnt_keys = &Registers::keys;
+};
+
 // A score that reads the number of keys that its query sees, as in SSMax.
 template <class Real>
 struct Counting {
@@ -95,6 +105,11 @@ TEST_CASE("the ring agrees with one process for every variant of softmaxes", "[m
   check_ring("dar of float", Dar<float>{}, kSelf,
              window<float>(60, 5) & key_lengths<float>({150, 70}), dropping);
   check_ring("differential", Differential<double>{}, kSelf, causal<double>(), dropping);
+  // Queries of later ranks see no key of the first one, but the keys that belong to the op.
+  Attention<double, DotScore<double>, Registers<double>, Identity<double>> op;
+  op.normaliser.keys = {std::vector<Index>{1, 2, kSelf.dim_qk},
+                        std::vector<double>(std::size_t(2 * kSelf.dim_qk), 0.3)};
+  check_ring("registers", op, kSelf, window<double>(20, 0), dropping);
 }
 
 TEST_CASE("the ring agrees with one process where op and readout read numbers of tokens", "[mpi]") {

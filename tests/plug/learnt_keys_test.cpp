@@ -7,6 +7,7 @@
 #include "own_op.hpp"
 
 #include <heed/kv_cache.hpp>
+#include <heed/partial.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <algorithm>
@@ -20,6 +21,7 @@ using namespace heed_test;
 
 template <class T>
 struct Registers : Softmax<T> {
+  using Mergeable = Registers;
   Param<T> keys, values;
   std::vector<Index> key_shape(const Geometry& g) const { return {-1, -1, g.dim_qk}; }
   std::vector<Index> value_shape(const Geometry& g) const { return {-1, -1, g.dim_v}; }
@@ -145,6 +147,28 @@ TEST_CASE("a cache does not store learnt keys, and its steps see them", "[learnt
       FAIL_CHECK("out[" << n << "] is " << steps[n] << ", of the whole " << whole.out[n]);
       break;
     }
+}
+
+TEST_CASE("parts of keys count learnt keys once, with the part that has key 0", "[learnt_keys]") {
+  const Geometry g{1, 4, 4, 2, 21, 90, 8, 6};
+  const Op<double> op = op_of<double>(4, 3, 8, 6);
+  OpCall<Op<double>> whole(op, g, causal<double>(Align::bottom_right));
+  whole.infer();
+  const auto part = [&](Index begin, Index end) {
+    return forward_partial(op, whole.inputs(), whole.mask & key_range<double>(begin, end));
+  };
+  const Partial<double> merged = merge(merge(part(0, 31), part(31, 32)), part(32, 90));
+  for (std::size_t n = 0; n < whole.out.size(); ++n)
+    REQUIRE(std::abs(merged.out[n] - whole.out[n]) < 1e-13);
+
+  // One query of so many keys takes parts of them side by side.
+  const Geometry many{1, 2, 2, 1, 1, 20000, 4, 4};
+  const Op<double> of_many = op_of<double>(2, 3, 4, 4);
+  OpCall<Op<double>> call(of_many, many, {}, {.threads = 2});
+  call.infer();
+  const reference::Result<double> slow = reference::forward(of_many, problem_of<double>(call));
+  for (std::size_t n = 0; n < slow.out.size(); ++n)
+    CHECK(std::abs(call.out[n] - slow.out[n]) < 1e-12);
 }
 
 TEST_CASE("learnt keys that do not fit end in one sentence", "[learnt_keys]") {

@@ -186,7 +186,7 @@ class ForwardWorker {
   void accumulate_streaming() {
     for (My& my : active()) {
       my.panel.load_states(my.states, nullptr);
-      if (learnt_.given()) accumulate_learnt(my);
+      if (learnt_.given() && tiles_.begin == 0) accumulate_learnt(my);
     }
     if (few_queries_)
       // They read keys and values as they are stored.

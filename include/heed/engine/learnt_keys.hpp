@@ -33,7 +33,8 @@ class LearntTile {
   LearntRows<const Real> of_head = {};  // those of the panel
   TilePlace place;
 
-  [[nodiscard]] bool given() const { return of_op_.count > 0; }
+  // Where the keys of a row are split, the part that has the first one counts them.
+  [[nodiscard]] bool given() const { return of_op_.count > 0 && c_.mask.has_first_key(); }
   // scores = scale q . k_r for a panel's queries; raises top, [lanes], to their maxima.
   void load(const TilePlace& panel, Real* top) {
     const Geometry& g = c_.geometry;

@@ -17,7 +17,8 @@
 // merge() is associative and commutative up to rounding, and a Partial that no forward() has written is its identity.
 // Ops      those whose weights are one softmax over the keys (Mergeable in plug/promises.hpp), whose rows are not read out
 //          further, and whose scores do not count the keys that a query sees (counts_visible, as LogVisible does): a part
-//          would count its own. Others do not compile.
+//          would count its own. Others do not compile. Learnt keys of an op are counted by parts that have key 0 of their tensor:
+//          by one of the parts of a tensor, and once for each tensor.
 // Positions of keys count from the first key of each tensor: a part whose tensor begins n tokens further on takes a first_query
 //          (engine/call.hpp) that is n less, which is right for scores that read distances alone.
 // Bounds   |out - exact| <= 4 eps max(|out_a|, |out_b|) + what the parts err by; an lse of NaN or +infinity makes its row NaN,

@@ -317,9 +317,10 @@ class RingCall {
       }
     });
   }
-  // True if bands, key lengths and key ranges let some query of the piece see one of the keys.
+  // True if bands, key lengths and key ranges let some query of the piece see one of the keys, or if keys of the op stand in front
+  // of them.
   [[nodiscard]] bool may_see(const Tokens& piece, const Tokens& keys) const {
-    bool any = false;
+    bool any = has_learnt_keys<typename Op::NormaliserType> && keys.begin == 0;
     for (Index b = 0; b < g_.batch; ++b) {
       const KeyRange seen = bound_.keys_of_rows(b, piece.begin, piece.count());
       any = any || std::max(seen.begin, keys.begin) < std::min(seen.end, keys.end);

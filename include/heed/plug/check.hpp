@@ -256,10 +256,8 @@ consteval bool check_normaliser() {
       },
       "heed: a normaliser needs source(geometry, head, map) and query_heads(heads) "
       "(plug/normaliser.hpp)");
-  static_assert(
-      !has_learnt_keys<Normaliser> || (Normaliser::streams && !mergeable<Normaliser>),
-      "heed: a normaliser with learnt_keys streams, and does not promise Mergeable: parts "
-      "of a row would count them twice (plug/streaming.hpp)");
+  static_assert(!has_learnt_keys<Normaliser> || Normaliser::streams,
+                "heed: a normaliser with learnt_keys streams (plug/streaming.hpp)");
   if constexpr (Normaliser::streams)
     static_assert(detail::check_stream<Normaliser, Real>());
   else

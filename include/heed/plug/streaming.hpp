@@ -37,7 +37,8 @@
 //   learnt_keys, learnt_values            pointers to its parameters of shape (heads or 1, n, dim_qk) and (heads or 1, n,
 //                                         dim_v): n keys that belong to the op. Every query sees them with the scores scale
 //                                         q.k, without a soft cap; they are not masked, have no position, and no cache stores
-//                                         them. Without learnt_values their values are 0. The normaliser is not Mergeable
+//                                         them. Without learnt_values their values are 0. Where keys are split (key_range,
+//                                         parts, ranks), the part that has key 0 counts them
 //   reference, source, check, ...          see plug/normaliser.hpp
 //
 // Where weight() and dscore() are templates of their vectors, template <class S> S weight(const auto& state, S score), a

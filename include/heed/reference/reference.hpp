@@ -118,7 +118,7 @@ class Forward {
     for (int m = 0; m < maps; ++m) scores.emplace_back(op_, problem_, mask_, b, h, m);
     for (Index i = 0; i < g_.len_q; ++i) {
       const std::vector<Index> keys = visible_keys(b, h, i);
-      if (keys.empty() && !has_learnt_keys<typename Op::NormaliserType>) {
+      if (keys.empty() && !sees_learnt_keys()) {
         note_lse(long_hand_row(b, h, i, keys, std::vector<std::vector<S>>(std::size_t(maps))),
                  g_.row_index(b, h, i));
         continue;
@@ -152,9 +152,11 @@ class Forward {
   void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
               const std::vector<std::vector<S>>& rows) {
     if constexpr (has_learnt_keys<typename Op::NormaliserType>)
-      with_learnt_keys(b, h, i, keys, rows);
-    else
-      row_of(b, h, i, keys, rows, {});
+      if (sees_learnt_keys()) return with_learnt_keys(b, h, i, keys, rows);
+    row_of(b, h, i, keys, rows, {});
+  }
+  [[nodiscard]] bool sees_learnt_keys() const {
+    return has_learnt_keys<typename Op::NormaliserType> && mask_.has_first_key();
   }
   // The same with keys that belong to the op, behind those of the sequence.
   void with_learnt_keys(Index b, Index h, Index i, std::vector<Index> keys,
