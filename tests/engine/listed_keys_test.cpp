@@ -42,8 +42,7 @@ std::unique_ptr<bool[]> pairs_of(const BlockLists& l, const Geometry& g) {
   for (Index b = 0; b < g.batch; ++b)
     for (Index h = 0; h < g.heads; ++h)
       for (Index i = 0; i < g.len_q; ++i, row += g.len_kv) {
-        const Index at =
-            ((l.batch == 1 ? 0 : b) * l.heads + (l.heads == 1 ? 0 : h)) * g.len_q + i;
+        const Index at = ((l.batch == 1 ? 0 : b) * l.heads + (l.heads == 1 ? 0 : h)) * g.len_q + i;
         for (Index n = l.start[std::size_t(at)]; n < l.start[std::size_t(at + 1)]; ++n)
           for (Index j = l.indices[std::size_t(n)] * l.key_block;
                j < std::min(g.len_kv, (l.indices[std::size_t(n)] + 1) * l.key_block); ++j)
@@ -112,8 +111,8 @@ TEST_CASE("lists speak of the keys of a cache, whatever its storage and pages", 
     const auto allowed = pairs_of(lists, g);
     const Mask<float> bottom = causal<float>(Align::bottom_right),
                       listed = bottom & block_lists<float>(lists),
-                      tensor = bottom &
-                               boolean<float>({allowed.get(), Shape{1, heads, queries, len}});
+                      tensor =
+                          bottom & boolean<float>({allowed.get(), Shape{1, heads, queries, len}});
     const auto compare = [&](auto& cache, double tolerance) {
       cache.append(key, value);
       CHECK(deviation(run(cache.inputs(query), listed), run(cache.inputs(query), tensor), 1e-3) <
@@ -139,8 +138,7 @@ TEST_CASE("keys that no list names may hold anything", "[listed_keys]") {
   const auto wanted = results_of(call);
   for (Index j = 0; j < g.len_kv; ++j)
     for (std::vector<float>* rows : {&call.key, &call.value})
-      if (j % 4 > 1)
-        std::fill_n(rows->begin() + j * 8, 8, std::numeric_limits<float>::quiet_NaN());
+      if (j % 4 > 1) std::fill_n(rows->begin() + j * 8, 8, std::numeric_limits<float>::quiet_NaN());
   check_results(call, wanted);
 }
 

@@ -172,8 +172,8 @@ TEST_CASE("lists of any integers and dense tables are lists of the same blocks")
   };
   check(block_lists_of(2, 3, std::vector<unsigned char>{0, 2, 2, 3, 3}, std::vector<int>{0, 4, 1},
                        2));
-  const bool keep[20] = {true, false, false, false, true, false, false, false, false, false,
-                         false, true};
+  const bool keep[20] = {true,  false, false, false, true,  false,
+                         false, false, false, false, false, true};
   check(block_lists_of(TensorView<const bool>(keep, {2, 1, 2, 5}), 2, 3));
   const std::uint8_t bytes[20] = {7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1};
   check(block_lists_of(TensorView<const std::uint8_t>(bytes, {2, 1, 2, 5}), 2, 3));

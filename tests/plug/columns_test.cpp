@@ -47,8 +47,7 @@ template <class T>
 OwnAttention<Everything, T> everything(Index heads, Index dim) {
   OwnAttention<Everything, T> op;
   op.score.bends = Param<T>(std::vector<Index>{heads, 2, dim / 2});
-  for (Index n = 0; n < op.score.bends.size(); ++n)
-    op.score.bends[n] = T(std::cos(double(n + 1)));
+  for (Index n = 0; n < op.score.bends.size(); ++n) op.score.bends[n] = T(std::cos(double(n + 1)));
   return op;
 }
 

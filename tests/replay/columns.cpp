@@ -65,7 +65,8 @@ heed::OpCall<Decay<T>> run_decay(const GoldenCase& golden, heed::Options options
   g.dim_qk *= 2;
   options.scale = golden.number("scale");
   heed::OpCall<Decay<T>> call({}, g, golden.mask<T>(), options,
-                              {side_by_side<T>(golden, "q", "aq"), side_by_side<T>(golden, "k", "ak"),
+                              {side_by_side<T>(golden, "q", "aq"),
+                               side_by_side<T>(golden, "k", "ak"),
                                golden.rounded<T>("v"),
                                {},
                                golden.rounded<T>("dout")});

@@ -96,8 +96,8 @@ class DerivedQueries {
     return c_.keys.projected(batch_, head_, map_, key, count);
   }
 
-  // Scaled dot products of the keys of `place`, or sums over columns; `running_max` is raised to them if given, which it is not for few
-  // queries and where pairs are skipped.
+  // Scaled dot products of the keys of `place`, or sums over columns. `running_max` is raised to dot products if given, which it is
+  // not for few queries and where pairs are skipped.
   void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
     if (const auto* columns = c_.op.score.columns)
       return for_strips(place, c_.plan.vectors, [&](const Strip& strip) {

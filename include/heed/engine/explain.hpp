@@ -141,6 +141,25 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
   }
 }
 
+// A call with a list of keys for each query.
+template <class Real>
+[[nodiscard]] Explanation explain_lists(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                                        const Geometry& g, const BoundMask<Real>& bound,
+                                        const Options& options) {
+  const ListedKeys<Real> listed(op, g, bound, {}, options);
+  Explanation e =
+      Driver<Real>::explain(op, vjps, listed.geometry(), {}, Pass::forward, fold_heads(options));
+  const Index bytes = e.scratch_bytes / std::max(1, e.workers);
+  e.units = listed.count();
+  e.workers = worker_count(options, listed.flops(), e.units, bytes);
+  e.scratch_bytes = e.workers * bytes;
+  e.visible_flops = e.computed_flops = listed.flops();
+  e.remarks = {
+      "each query has a list of keys of its own: it reads their rows one by one, and computes no "
+      "other pair; panels and tiles are those of one query"};
+  return e;
+}
+
 template <class Real>
 Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
                                   const Geometry& g, const Mask<Real>& mask, Pass pass,
@@ -158,19 +177,8 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
-  if (!back && takes_listed_keys(op, g, mask, bound, options.dropout)) {
-    const ListedKeys<Real> listed(op, g, bound, {}, options);
-    Explanation e = explain(op, vjps, listed.geometry(), {}, pass, fold_heads(options));
-    const Index bytes = e.scratch_bytes / std::max(1, e.workers);
-    e.units = listed.count();
-    e.workers = worker_count(options, listed.flops(), e.units, bytes);
-    e.scratch_bytes = e.workers * bytes;
-    e.visible_flops = e.computed_flops = listed.flops();
-    e.remarks = {
-        "each query has a list of keys of its own: it reads their rows one by one, and computes no "
-        "other pair; panels and tiles are those of one query"};
-    return e;
-  }
+  if (!back && takes_listed_keys(op, g, mask, bound, options.dropout))
+    return explain_lists(op, vjps, g, bound, options);
   DerivedKeys<Real> keys(op, g, {});
   const CallContext<Real> c = make_context(op, g, bound, Operands<Real>{}, keys, options,
                                            plan_call<Real>(op, g, bound, options, 0, back));

@@ -41,7 +41,8 @@ template <class Op>
   using Score = typename Op::ScoreType;
   using Normaliser = typename Op::NormaliserType;
   HvpParts can;
-  can.kind = mergeable<Normaliser> && !has_learnt_keys<Normaliser> && !reads_inputs<Normaliser> && Op::ReadoutType::identity;
+  can.kind = mergeable<Normaliser> && !has_learnt_keys<Normaliser> && !reads_inputs<Normaliser> &&
+             Op::ReadoutType::identity;
   can.table = !Score::has_table || table_by_distance<Score>;
   if constexpr (Score::has_transform)
     can.transform =

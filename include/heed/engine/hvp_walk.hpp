@@ -245,24 +245,10 @@ class HvpWorker {
   }
   // The gradients of all that columns read, and how they move; those of keys to column_keys_.
   void chain_columns(const TilePlace& at) {
-    const LaneTile<Real> hidden = products_.hidden_or_none();
-    column_keys_.fill(Real(0));
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const auto both = [](const DualLanes<Real>& of, auto&& part) {
-        return ColumnTiles<Real>{part(of.value()), part(of.tangent())};
-      };
-      const auto lanes = [&](const LaneTile<Real>& of) { return strip.lanes_of(of); };
-      c_.op.score.columns->vjp_tangents(
-          tangents_.column_pairs(at, strip),
-          {{strip.of(dscores_), strip.of(dscore_tangents_)},
-           hidden.data ? strip.of(hidden) : hidden,
-           both(queries_.dq, lanes),
-           both(column_keys_,
-                [&](const LaneTile<Real>& of) {
-                  return LaneTile<Real>{of.data + strip.keys.begin, of.rows, of.lanes};
-                }),
-           both(queries_.column_weights, lanes)});
-    });
+    columns_vjp(
+        c_, at, [&](const Strip& strip) { return tangents_.column_pairs(at, strip); },
+        DualLanes<Real>{dscores_.data, dscore_tangents_.data, at.keys, dscores_.lanes},
+        products_.hidden_or_none(), queries_.dq, column_keys_, queries_.column_weights);
   }
 
   // Scores to weights_, their tangents to weight_tangents_; dot products and theirs stay.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Forward where each query has a list of keys of its own (BlockLists of query_block 1, mask/block_mask.hpp). The listed keys of one
+// Forward where each query has a list of keys of its own (BlockLists of query_block 1). The listed keys of one
 // query are all the keys of a small call, whose queries are the heads that share list and keys:
 //
 //   few heads           read the rows of the listed keys where they lie: each is a page of the small call
@@ -9,13 +9,13 @@
 //   in 16 or 8 bits
 //   bands and lengths   cut the list, which ascends, at both ends
 //
-// Panels of many queries would compute all keys that one of them sees. What a call must not have: numbers that differ by place or by
-// head (heads_fold() in fold_heads.hpp asks the same), values derived of keys, and masks beside bands, lengths and one list.
+// Panels of many queries would compute all keys that one of them sees. What a call must not have: numbers that differ by place or
+// by head (no_part_reads_places()), values derived of keys, and masks beside bands, lengths and one list.
 
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/queries.hpp>
 #include <heed/engine/widened.hpp>
-#include <heed/mask/block_mask.hpp>
+#include <heed/mask/list_pairs.hpp>
 
 #include <memory>
 #include <optional>
@@ -41,8 +41,9 @@ template <class Real>
   const ListPairs* const pairs = lists_of(bound);
   return pairs && pairs->lists().query_block == 1 && g.len_q > 0 && g.len_kv > 0 &&
          g.share == Share{} && op.maps() == 1 && op.streams() && op.normaliser.learnt.count == 0 &&
-         !op.score.traits.derives() && !op.normaliser.traits.uses_extra && !op.readout.needs_rehearsal() &&
-         op.readout.extra_dim(g) == 0 && !op.readout.traits.counts_steps &&
+         !op.score.traits.derives() && !op.normaliser.traits.uses_extra &&
+         !op.readout.needs_rehearsal() && op.readout.extra_dim(g) == 0 &&
+         !op.readout.traits.counts_steps &&
          op.readout.traits.diagnostics + op.normaliser.traits.diagnostics == 0 &&
          !mask.allowed.given() && !mask.bias.given() && !mask.query_documents &&
          no_part_reads_places(op, g, mask, dropout);
@@ -75,7 +76,8 @@ class ListedKeys {
     Index blocks = 1;
     for (std::size_t row = 1; row < l.start.size(); ++row)
       blocks = std::max(blocks, l.start[row] - l.start[row - 1]);
-    const Index whole = l.key_block, room = std::min(blocks * whole, g.len_kv / whole * whole + whole);
+    const Index whole = l.key_block,
+                room = std::min(blocks * whole, g.len_kv / whole * whole + whole);
     small_ = {1, 1, 1, 1, g.heads / heads_, room, g.dim_qk, g.dim_v};
     in_place_ = small_.len_q <= kFewRows<Real> && !in.key.narrow() && !in.value.narrow();
     options_.scale = scale_of(op, g, options);
@@ -119,12 +121,12 @@ class ListedKeys {
     return made;
   }
 
-  // Makes item `item` the call of `worker`, which q has made, and runs it; `saved` receives what backward reads, where it is given.
+  // Makes item `item` the call of `worker`, which q has made, and runs it. `saved`, if given, receives what backward reads.
   template <class Worker>
-  void run(Worker& worker, ListedQuery<Real>& q, Index item,
-           const OutputSet<TensorView<Real>>& out, Saved<Real>* saved) const {
-    const Index i = item % g_.len_q, own = item / g_.len_q % heads_,
-                b = item / g_.len_q / heads_, rows = small_.len_q, h = own * rows;
+  void run(Worker& worker, ListedQuery<Real>& q, Index item, const OutputSet<TensorView<Real>>& out,
+           Saved<Real>* saved) const {
+    const Index i = item % g_.len_q, own = item / g_.len_q % heads_, b = item / g_.len_q / heads_,
+                rows = small_.len_q, h = own * rows;
     const KeyRange keys = load(q, b, h, i);
     q.mask.key_ranges[0] = keys;
     q.bound.emplace(q.mask, small_, "heed");

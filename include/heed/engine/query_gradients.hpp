@@ -6,6 +6,7 @@
 // gates, in a fixed order.
 
 #include <heed/engine/backward_shared.hpp>
+#include <heed/engine/column_gradients.hpp>
 #include <heed/engine/panel_products.hpp>
 
 namespace heed {
@@ -17,10 +18,10 @@ namespace detail {
 //   dG -> R^T dG of a table by distance,  df -> df . df/dq of features,  then  dQ -> dQ . dt/dq of the score's transform t
 template <class Real, class Lanes = LaneTile<Real>>
 struct QuerySums {
-  Lanes dq;        // [width][lanes]: of the rows, over CallContext::row_factor()
-  Lanes features;  // [query_features][lanes]
-  Lanes scalars;   // [scalars][lanes]
-  Lanes by_lane;   // of a table by distance, as pairs of lanes read it
+  Lanes dq;              // [width][lanes]: of the rows, over CallContext::row_factor()
+  Lanes features;        // [query_features][lanes]
+  Lanes scalars;         // [scalars][lanes]
+  Lanes by_lane;         // of a table by distance, as pairs of lanes read it
   Lanes column_weights;  // [weights * columns][lanes], of a score with columns
   DerivedTiles<Real, Lanes>
       derived;  // of the rows (through derived values), projected rows and table
@@ -126,18 +127,6 @@ struct QuerySums {
   std::vector<double> scalar_sums_;
 };
 
-// Room for the keys of a tile, at which packs begin anywhere (ColumnBack).
-template <class Real>
-[[nodiscard]] Index column_key_lanes(Index tile) {
-  return whole_vectors<Real>(tile) + kLanes<Real>;
-}
-// dK[key] += what ColumnBack has of key `part.begin`, ...
-template <class Real>
-void add_column_keys(const LaneTile<Real>& sums, const KeyRange& part, Real* to, Index stride) {
-  add_unpacked_lanes(sums.data + part.begin, sums.lanes, part.size(), sums.rows,
-                     to + part.begin * stride, stride);
-}
-
 // Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
 // side for sums over all their queries.
 template <class Real>
@@ -145,7 +134,7 @@ struct TileScratch {
   Real *weights, *dscores;  // [group][tile][lanes], of streaming normalisers
   Real *q, *dout;  // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
   LaneTile<Real> projected, dprojected;
-  Real* key_lanes;  // see ScoreBack
+  Real* key_lanes;             // see ScoreBack
   LaneTile<Real> column_keys;  // see ColumnBack
   PanelProducts<Real> products;
   // Where precision is mixed: the tile's weights and dscores by columns, [tile][group * lanes / 2], and q and dout by
@@ -474,23 +463,15 @@ class PanelGradients {
     const TilePlace& at = tile.at;
     const QuerySums<Real>& grad = maps_[std::size_t(m)].grad;
     const auto& queries = panel_.query[std::size_t(m)];
-    const LaneTile<Real> keys = work_.column_keys.part(0, grad.dq.rows),
-                         hidden = work_.products.hidden_or_none();
-    keys.fill(Real(0));
-    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
-      const Index first = strip.keys.begin;
-      c_.op.score.columns->vjp(
-          queries.column_pairs(at, strip),
-          {{strip.of(dsums)},
-           hidden.data ? strip.of(hidden) : hidden,
-           {strip.lanes_of(grad.dq)},
-           {LaneTile<Real>{keys.data + first, keys.rows, keys.lanes}},
-           {strip.lanes_of(grad.column_weights)}});
-    });
+    const LaneTile<Real> keys = work_.column_keys.part(0, grad.dq.rows);
+    columns_vjp(
+        c_, at, [&](const Strip& strip) { return queries.column_pairs(at, strip); }, dsums,
+        work_.products.hidden_or_none(), grad.dq, keys, grad.column_weights);
     const auto to = s_.key_rows(c_, at, m, queries.source());
     if (!to.data) return;
-    work_.passage.add(TileGates::Sum::keys, at.key_range(), work_.leaves && m + 1 == maps(),
-                      [&](const KeyRange& part) { add_column_keys(keys, part, to.data, to.stride); });
+    work_.passage.add(
+        TileGates::Sum::keys, at.key_range(), work_.leaves && m + 1 == maps(),
+        [&](const KeyRange& part) { add_column_keys(keys, part, to.data, to.stride); });
   }
 
   // dK += dscores^T Q of maps [first, end), strip by strip.

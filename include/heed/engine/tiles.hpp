@@ -145,8 +145,9 @@ template <class Real>
 class ScoreTiles : public RowFormulas<Real> {
  public:
   ScoreTraits traits;
-  const Real* projection = nullptr;                // (dim, rank); null without one
-  const ColumnFormula<Real>* columns = nullptr;  // of a score whose pairs have sums over columns in place of products
+  const Real* projection = nullptr;  // (dim, rank); null without one
+  const ColumnFormula<Real>* columns =
+      nullptr;  // of a score whose pairs have sums over columns in place of products
 
   virtual void validate(const Geometry& g, const char* where) const = 0;
   // Behind validate(), which looks at the shapes of parameters: the projection's rank and the rows of the table, 0 without one,

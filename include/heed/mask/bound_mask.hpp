@@ -68,9 +68,7 @@ class BoundMask {
   }
 
   // Does this call have the first key of its rows, of which key ranges and other ranks may have parts?
-  [[nodiscard]] bool has_first_key() const {
-    return first_key_ == 0 && g_.share.keys_before == 0;
-  }
+  [[nodiscard]] bool has_first_key() const { return first_key_ == 0 && g_.share.keys_before == 0; }
   [[nodiscard]] bool has_bias() const { return mask_.bias.given(); }
   [[nodiscard]] bool has_slopes() const { return mask_.slopes.has_value(); }
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }

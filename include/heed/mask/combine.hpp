@@ -6,6 +6,7 @@
 // scores (bias, slopes, a soft cap) are refused; join them by & afterwards.
 
 #include <heed/mask/bound_mask.hpp>
+#include <heed/mask/list_pairs.hpp>
 #include <heed/mask/classify.hpp>
 #include <heed/mask/mask_stamp.hpp>
 
@@ -18,17 +19,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
-
-inline void set_bits(std::uint64_t* words, Index from, Index to) {
-  for (Index j = from; j < to; j = (j / 64 + 1) * 64) {
-    const Index end = std::min(to, (j / 64 + 1) * 64);
-    words[j / 64] |= ~std::uint64_t(0) >> (64 - (end - j)) << (j % 64);
-  }
-}
-inline void clear_rows(const PairBlock& at, std::uint64_t* words) {
-  for (Index r = 0; r < at.rows; ++r)
-    std::fill_n(words + r * kRuleWords, kRuleWords, std::uint64_t(0));
-}
 
 // Bands, key lengths, documents and a boolean mask.
 template <class Real>

@@ -2,7 +2,7 @@
 #pragma once
 
 // The interface of a part of a mask that is a function of positions (mask/visible.hpp), a list of
-// blocks (mask/block_mask.hpp) or a union (mask/combine.hpp). The engine asks it for the bits of a
+// blocks (mask/block_lists.hpp) or a union (mask/combine.hpp). The engine asks it for the bits of a
 // tile's pairs, by one virtual call, and whether the tile is hidden, visible in part, or visible as
 // a whole; that answer comes from blocks that are classified once per call.
 //
@@ -56,7 +56,8 @@ struct PairBlocks {
   Index batch = 1, heads = 1;  // tables of kinds: one per batch or head of the call, or 1 for all
   Index query_block = 1, key_block = 1;
   Index query_blocks = 0, key_blocks = 0;
-  std::vector<TileKind> kinds;  // [batch][heads][query_blocks][key_blocks]; none where `lists` are given
+  std::vector<TileKind>
+      kinds;  // [batch][heads][query_blocks][key_blocks]; none where `lists` are given
   const BlockLists* lists = nullptr;  // of `pairs`
 
   [[nodiscard]] Index row(Index b, Index h, Index query_block_index) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which keys each query keeps, chosen by scores: lists for block_lists() (mask/block_mask.hpp), which joins other masks by &.
+// Which keys each query keeps, chosen by scores: lists for block_lists() (mask/block_lists.hpp), which joins other masks by &.
 //
 //   const heed::BlockLists lists = heed::select_keys(in, causal<float>(), 64);              // the 64 largest q.k of each row
 //   heed::forward(op, in, causal<float>() & heed::block_lists<float>(lists), out);

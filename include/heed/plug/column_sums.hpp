@@ -41,8 +41,8 @@ struct ColumnPairs {
 // Gradients of such pairs; plane 1 has their tangents.
 template <class Real>
 struct ColumnBack {
-  ColumnTiles<Real> dsums;    // [keys][lanes]
-  LaneTile<Real> hidden;      // -infinity where a pair is hidden, else 0; data is null where none is
+  ColumnTiles<Real> dsums;  // [keys][lanes]
+  LaneTile<Real> hidden;    // -infinity where a pair is hidden, else 0; data is null where none is
   ColumnTiles<Real> queries;  // add, [width][lanes]
   ColumnTiles<Real> keys;     // add, [width][keys, and room for W more]
   ColumnTiles<Real> weights;  // add, [weights * columns][lanes]

@@ -19,7 +19,7 @@
 //   weights_per_column  1       beside column_weights
 //
 // F is written as score() is: no branch on its values, words of heed::math. It may read members of the struct that are not learnt.
-// Its derivative is derived. A pair that no query sees gives nothing to any result, whatever its F is.
+// The derivative of F is derived. A pair that no query sees gives nothing to any result, whatever its F is.
 //
 // Cost    sums run over packs of queries, for 8 keys at a time. bench/NOTES.md has figures for |q - k|. Products of 16-bit pairs
 //         (Options::precision) are not used. A formula without column() pays nothing.
@@ -30,6 +30,7 @@
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
 #include <heed/plug/column_sums.hpp>
+#include <heed/plug/parameters.hpp>
 #include <heed/simd/transpose.hpp>
 
 #include <algorithm>
@@ -134,16 +135,16 @@ class ColumnsOf final : public ColumnFormula<Real> {
       return x.moves[0] ? x.grad[0] : P(Real(0));
   }
   template <class S>
-  [[nodiscard, gnu::always_inline]] static S cell(const ColumnTiles<Real>& tiles, Index row, int v) {
+  [[nodiscard, gnu::always_inline]] static S cell(const ColumnTiles<Real>& tiles, Index row,
+                                                  int v) {
     if constexpr (kPlanes<S> == 1)
       return tiles[0].load(row, v);
     else
-      return number<S>(tiles[0].load(row, v),
-                       tiles[1].data ? tiles[1].load(row, v) : P(Real(0)));
+      return number<S>(tiles[0].load(row, v), tiles[1].data ? tiles[1].load(row, v) : P(Real(0)));
   }
   template <class S>
-  [[nodiscard, gnu::always_inline]] static S cell(const std::array<const Real*, 2>& planes, Index at,
-                                             Index moved) {
+  [[nodiscard, gnu::always_inline]] static S cell(const std::array<const Real*, 2>& planes,
+                                                  Index at, Index moved) {
     if constexpr (kPlanes<S> == 1)
       return P(planes[0][at]);
     else
@@ -155,8 +156,7 @@ class ColumnsOf final : public ColumnFormula<Real> {
   [[nodiscard, gnu::always_inline]] static Numbers<S> query(const ColumnPairs<Real>& of, Index c,
                                                             int v) {
     Numbers<S> q;
-    for (int n = 0; n < N; ++n)
-      q[std::size_t(n)] = cell<S>(of.queries, n * (of.width / N) + c, v);
+    for (int n = 0; n < N; ++n) q[std::size_t(n)] = cell<S>(of.queries, n * (of.width / N) + c, v);
     return q;
   }
   template <class S>
@@ -288,13 +288,13 @@ class ColumnsOf final : public ColumnFormula<Real> {
     for (int at = 0; at < Keys; ++at)
       for (int i = 0; i < N; ++i) {
         dkey[0][i][n + at] = plane<0>(sums[at][std::size_t(i)]);
-        if constexpr (kPlanes<S> > 1) dkey[1][i][n + at] = plane<1>(sums[at][std::size_t(i)]);
+        if constexpr (kPlanes < S >> 1) dkey[1][i][n + at] = plane<1>(sums[at][std::size_t(i)]);
       }
   }
   // 0 where a pair is hidden.
   template <bool Hidden, class S>
-  [[nodiscard, gnu::always_inline]] static S seen(
-      [[maybe_unused]] const typename P::Mask& hidden, const S& x) {
+  [[nodiscard, gnu::always_inline]] static S seen([[maybe_unused]] const typename P::Mask& hidden,
+                                                  const S& x) {
     if constexpr (!Hidden)
       return x;
     else if constexpr (kPlanes<S> == 1)
@@ -306,7 +306,7 @@ class ColumnsOf final : public ColumnFormula<Real> {
   [[gnu::always_inline]] static void add(const ColumnTiles<Real>& tiles, Index row, int v,
                                          const S& x) {
     tiles[0].add(row, v, plane<0>(x));
-    if constexpr (kPlanes<S> > 1) tiles[1].add(row, v, plane<1>(x));
+    if constexpr (kPlanes < S >> 1) tiles[1].add(row, v, plane<1>(x));
   }
   // Numbers as the variables first, first + 1, ...
   template <class D, int first, class S, std::size_t count>

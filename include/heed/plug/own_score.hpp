@@ -149,8 +149,8 @@ struct CountedNumbers : std::array<double, count> {
     this->fill(1.0);
   }
   double operator[](std::size_t at) const {
-    require(at < count, where, ": the formula reads ", name, "[", Index(at), "], ",
-            because, " ", count, " (plug/own_score.hpp)");
+    require(at < count, where, ": the formula reads ", name, "[", Index(at), "], ", because, " ",
+            count, " (plug/own_score.hpp)");
     return 1.0;
   }
 };
@@ -276,8 +276,8 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
       const char* why = "its numbers_per_column is";
       const detail::CountedNumbers<std::size_t(numbers_per_column)> q(where, "q", why),
           k(where, "k", why);
-      const detail::CountedNumbers<std::size_t(weights_per_column)> w(
-          where, "w", "its weights_per_column is");
+      const detail::CountedNumbers<std::size_t(weights_per_column)> w(where, "w",
+                                                                      "its weights_per_column is");
       (void)formula.template column<double>(q, k, w);
     }
   }

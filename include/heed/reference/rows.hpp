@@ -330,8 +330,8 @@ class MapScores {
   [[nodiscard]] Index columns() const requires(Score::numbers_per_column > 0) {
     return source_.width / Score::numbers_per_column;
   }
-  [[nodiscard]] S column(const DerivedKeys& key,
-                         Index c) const requires(Score::numbers_per_column > 0) {
+  [[nodiscard]] S column(const DerivedKeys& key, Index c) const
+      requires(Score::numbers_per_column > 0) {
     std::array<S, std::size_t(Score::numbers_per_column)> q, k;
     for (std::size_t n = 0; n < q.size(); ++n) {
       q[n] = query_.row.x(Index(n) * columns() + c);
