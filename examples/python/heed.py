@@ -95,7 +95,10 @@ class _Mask(_Sized):
                 ("key_documents", POINTER(c_int64)), ("key_document_count", c_size_t),
                 ("alibi", POINTER(c_double)), ("alibi_count", c_size_t), ("alibi_align", c_int), ("soft_cap", c_double),
                 ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int),
-                ("alibi_offset", c_int64), ("visible_offset", c_int64)]
+                ("alibi_offset", c_int64), ("visible_offset", c_int64),
+                ("list_start", c_void_p), ("list_start_count", c_size_t),
+                ("list_indices", c_void_p), ("list_index_count", c_size_t),
+                ("list_query_block", c_int64), ("list_key_block", c_int64), ("list_batch", c_int64), ("list_heads", c_int64)]
 
 
 class _Packed(_Sized):
@@ -430,7 +433,7 @@ def _number(value, name, wanted="a number"):
         raise ValueError("heed: " + name + " is beyond the numbers of double") from None
 
 
-def _list_of(kind, values, name):
+def _numbers_in(kind, values, name):
     values = np.asarray(_array_of(_unmasked(values, name), name))
     wanted = np.float64 if kind is c_double else np.int64
     if kind is c_int64 and values.size:
@@ -440,7 +443,11 @@ def _list_of(kind, values, name):
             _whole(number, name, *_INT64)
     elif values.dtype.kind not in "iufO":
         raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold numbers")
-    values = np.ascontiguousarray(values.ravel(), wanted)
+    return np.ascontiguousarray(values.ravel(), wanted)
+
+
+def _list_of(kind, values, name):
+    values = _numbers_in(kind, values, name)
     # One element more than there are: an empty list is a list, not none.
     return (kind * (values.size + 1))(*values.tolist()), values.size
 
@@ -492,7 +499,7 @@ class _Request:
     """A struct heed_call, and all that it points to."""
 
     def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, allowed, bias,
-                 documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
+                 documents, lists, list_blocks, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
                  queries_at_end, query_inputs, key_inputs, packed, cache, parameters):
         self.variant = variant
         self.given = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
@@ -500,7 +507,8 @@ class _Request:
         self.arrays = {name: _array_of(x, name) for name, x in self.given.items()}
         self.views = {name: self.view(x, name) for name, x in self.arrays.items()}
         self.asked = None
-        self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, allowed, documents, alibi, soft_cap, visible)
+        self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, allowed, documents, lists, list_blocks, alibi,
+                               soft_cap, visible)
         self.parameters = parameters
         self.parameter_views, self.parameter_array = _parameters(parameters, variant)
         if precision not in ("storage", "mixed"):
@@ -557,7 +565,8 @@ class _Request:
                              "it must be " + ", ".join(fitting[:-1]) + (" or " if len(fitting) > 1 else "") + fitting[-1])
         return view
 
-    def _mask(self, causal, window, align, offset, key_range, key_lengths, allowed, documents, alibi, soft_cap, visible):
+    def _mask(self, causal, window, align, offset, key_range, key_lengths, allowed, documents, lists, list_blocks, alibi, soft_cap,
+              visible):
         struct = _Mask()
         if not (isinstance(causal, (bool, np.bool_)) or isinstance(causal, str) and causal == "bottom_right"):
             raise ValueError("heed: causal is " + repr(causal) + ', it must be True, False or "bottom_right"')
@@ -587,6 +596,10 @@ class _Request:
             of_queries, of_keys = documents if isinstance(documents, tuple) else (documents, documents)
             struct.query_documents, struct.query_document_count = _list_of(c_int64, of_queries, "documents")
             struct.key_documents, struct.key_document_count = _list_of(c_int64, of_keys, "documents")
+        if lists is not None:
+            self._lists(struct, lists, list_blocks)
+        elif tuple(list_blocks) != (1, 1):
+            raise ValueError("heed: list_blocks is " + repr(list_blocks) + ", but there are no lists")
         if alibi is not None:
             struct.alibi, struct.alibi_count = _list_of(c_double, alibi, "alibi")
             struct.alibi_align, struct.alibi_offset = at, offset
@@ -598,6 +611,26 @@ class _Request:
             self.asked = _Asked(visible)
             struct.visible, struct.visible_align, struct.visible_offset = self.asked.pointer, at, offset
         return struct
+
+    def _lists(self, struct, lists, blocks):
+        struct.list_query_block, struct.list_key_block = _pair(blocks, "list_blocks")
+        if isinstance(lists, tuple):
+            if len(lists) not in (2, 4):
+                raise ValueError("heed: lists has %d parts, it must be (start, indices) or (start, indices, batch, heads)" % len(lists))
+            start, indices = (_numbers_in(c_int64, part, "lists") for part in lists[:2])
+            batch, heads = lists[2:] or (1, 1)
+        else:
+            keep = np.asarray(_array_of(_unmasked(lists, "lists"), "lists"))
+            if keep.ndim != 4:
+                raise ValueError("heed: lists has %d extents, a table has 4: (batch or 1, heads or 1, query blocks, key blocks)" % keep.ndim)
+            batch, heads = keep.shape[:2]
+            rows = (keep != 0).reshape(-1, keep.shape[3])
+            start, indices = np.concatenate(([0], rows.sum(1).cumsum())), np.ascontiguousarray(rows.nonzero()[1], np.int64)
+            start = np.ascontiguousarray(start, np.int64)
+        struct.list_batch, struct.list_heads = (_whole(n, "lists", *_INT64) for n in (batch, heads))
+        self.lists = start, indices  # the struct points to them
+        struct.list_start, struct.list_start_count = start.ctypes.data, start.size
+        struct.list_indices, struct.list_index_count = indices.ctypes.data, indices.size
 
     def run(self, function, *arguments):
         """Calls a function of the library. Raises the error of the mask's own function, or that of the library."""
@@ -902,9 +935,9 @@ def forward(q: Array, k: Array | None = None, v: Array | None = None, variant: s
             out: Array | None = None, with_lse: bool = False, with_steps: bool = False, extra: Array | None = None,
             causal: bool | str = False, window: tuple[int, int] | None = None, align: str = "top_left", offset: int = 0,
             key_range: tuple[int, int] | None = None, key_lengths: Sequence[int] | None = None, allowed: Array | None = None,
-            bias: Array | None = None, documents: Any = None, alibi: Sequence[float] | None = None,
-            soft_cap: float | None = None, visible: Callable[[int, int, int, int], bool] | None = None,
-            scale: float | None = None, threads: int = 0, precision: str = "storage", dropout: float = 0.0,
+            bias: Array | None = None, documents: Any = None, lists: Any = None, list_blocks: tuple[int, int] = (1, 1),
+            alibi: Sequence[float] | None = None, soft_cap: float | None = None,
+            visible: Callable[[int, int, int, int], bool] | None = None, scale: float | None = None, threads: int = 0, precision: str = "storage", dropout: float = 0.0,
             dropout_seed: int = 0, first_query: int | Sequence[int] = 0, queries_at_end: bool = False,
             query_inputs: Array | None = None, key_inputs: Array | None = None, packed: Any = None,
             cache: Cache | Sequence[Cache] | None = None, **parameters: Any) -> Call:
@@ -924,6 +957,10 @@ def forward(q: Array, k: Array | None = None, v: Array | None = None, variant: s
     key_lengths   how many keys each batch has
     allowed       bool or uint8, true where visible, (batch or 1, heads or 1, len_q or 1, len_kv)
     documents     ids (batch, len) of queries and keys, or a tuple of both: a query sees keys of its own document
+    lists         (start, indices): row n of query blocks sees the key blocks indices[start[n]:start[n + 1]], which ascend; rows
+                  of several tables one after the other as (start, indices, batch, heads). Or an array (batch or 1, heads or 1,
+                  query blocks, key blocks), not 0 where a block is seen
+    list_blocks   queries and keys in a block of lists
     visible       visible(batch, head, query, key) -> bool; asked for each pair, slow. What it raises ends
                   the call
 
@@ -951,7 +988,7 @@ def forward(q: Array, k: Array | None = None, v: Array | None = None, variant: s
     if "mask" in parameters:
         raise TypeError("heed.forward: there is no keyword mask, what is visible is called allowed")
     request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, allowed, bias, documents,
-                       alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
+                       lists, list_blocks, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
                        queries_at_end, query_inputs, key_inputs, packed, cache, _full_names(variant, parameters))
     results = _Results(request, request.arrays["query"], out, with_lse, with_steps)
     saved = c_void_p()

@@ -134,6 +134,14 @@ struct heed_mask {
   // These are added to positions of queries, beside `alibi_align` and `visible_align`. An align or
   // offset without its part is refused.
   int64_t alibi_offset, visible_offset;
+  // Lists of the blocks of keys that each block of queries sees: row n sees the blocks list_indices[list_start[n]], ...,
+  // list_indices[list_start[n + 1] - 1], which ascend. Rows are those of (list_batch, list_heads, query blocks); of both
+  // numbers each is the call's, or 1 for all. Sizes of blocks, batch and heads are 1 where they are 0.
+  const int64_t* list_start;
+  size_t list_start_count;
+  const int64_t* list_indices;
+  size_t list_index_count;
+  int64_t list_query_block, list_key_block, list_batch, list_heads;
 };
 
 enum heed_precision {

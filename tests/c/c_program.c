@@ -430,6 +430,14 @@ static void check_masks(void) {
   for (int64_t n = 0; n < bias.size; ++n) bias.numbers[n] = bias_adds(0, 0, n / kKeys, n % kKeys);
   mask = none, mask.bias = &bias.dl;
   check_mask(&mask, (struct who){.adds = bias_adds}, "bias");
+  // Rows of lists of the whole batch, of each head: the keys that third() shows.
+  int64_t start[2 * kQueries + 1] = {0}, indices[2 * kQueries * kKeys], count = 0;
+  for (int64_t row = 0; row < 2 * kQueries; start[++row] = count)
+    for (int64_t j = 0; j < kKeys; ++j)
+      if (third(0, row / kQueries, 0, j)) indices[count++] = j;
+  mask = none, mask.list_start = start, mask.list_start_count = 2 * kQueries + 1;
+  mask.list_indices = indices, mask.list_index_count = (size_t)count, mask.list_heads = 2;
+  check_mask(&mask, (struct who){.sees = third}, "lists");
   const double slopes[] = {0.5, 0.25};
   mask = none, mask.alibi = slopes, mask.alibi_count = 2, mask.alibi_align = heed_bottom_right;
   check_mask(&mask, (struct who){.adds = slope_adds}, "ALiBi");

@@ -401,6 +401,15 @@ class Case {
       std::fill_n(bytes, kPiece, static_cast<unsigned char>(1));
       mask.allowed = &allowed->dl;
     }
+    if (chance_.one_in(4)) {
+      // One row for all queries, which sees the first and the last key.
+      list_start_[1] = list_indices_[1] = 0;
+      mask.list_query_block = len_q;
+      list_indices_[list_start_[1]++] = 0;
+      if (len_kv > 1) list_indices_[list_start_[1]++] = len_kv - 1;
+      mask.list_start = list_start_, mask.list_start_count = 2;
+      mask.list_indices = list_indices_, mask.list_index_count = std::size_t(list_start_[1]);
+    }
     if (chance_.one_in(4))
       mask.visible = [](void*, std::int64_t, std::int64_t, std::int64_t i, std::int64_t j) {
         return int((std::uint64_t(i) ^ std::uint64_t(j)) & 1U);
@@ -466,8 +475,10 @@ class Case {
     if (chance_.one_in(9)) call.scale = chance_.one_in(2) ? nullptr : &scale_;
   }
   void change_number() {
-    std::int64_t* indices[] = {&mask.causal_offset, &mask.alibi_offset, &mask.visible_offset,
-                               &call.first_query,   &start.depth,       &start.prototypes};
+    std::int64_t* indices[] = {&mask.causal_offset,    &mask.alibi_offset,   &mask.visible_offset,
+                               &mask.list_query_block, &mask.list_key_block, &mask.list_batch,
+                               &mask.list_heads,       &call.first_query,    &start.depth,
+                               &start.prototypes};
     int* ints[] = {&mask.causal,  &mask.causal_align, &mask.alibi_align,   &mask.visible_align,
                    &call.threads, &call.precision,    &call.queries_at_end};
     double* numbers[] = {&mask.soft_cap, &call.dropout, &scale_};
@@ -654,6 +665,7 @@ class Case {
       packed_keys_;
   heed_cache* cache_ = nullptr;
   std::vector<heed_cache*> caches_;
+  std::int64_t list_start_[2] = {}, list_indices_[2] = {};
   std::vector<double> slopes_;
   double scale_ = 0.5;
   std::unique_ptr<Exact<heed_start>> start_;

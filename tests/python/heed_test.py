@@ -79,6 +79,14 @@ def masks(len_kv=LEN):
     yield "bytes", dict(allowed=allowed.astype(np.uint8)), rows(all_seen & allowed)
     yield "bias", dict(bias=bias), rows(all_seen & np.isfinite(bias), np.where(np.isfinite(bias), bias, 0))
     yield "documents", dict(documents=documents), rows(all_seen & (documents[0][:, None, :, None] == documents[1][:, None, None, :]))
+    keep = rng.random((1, HEADS, LEN, len_kv)) < 0.4
+    yield "table of keys", dict(lists=keep, causal=True), rows(all_seen & keep & (j <= i))
+    flat = keep.reshape(-1, len_kv)
+    start = np.concatenate(([0], flat.sum(1).cumsum()))
+    yield "lists of keys", dict(lists=(start.astype(np.int32), flat.nonzero()[1], 1, HEADS)), rows(all_seen & keep)
+    blocks = rng.random((BATCH, 1, -(-LEN // 2), -(-len_kv // 3))) < 0.5
+    yield "table of blocks", dict(lists=blocks, list_blocks=(2, 3)), rows(
+        all_seen & blocks.repeat(2, 2).repeat(3, 3)[:, :, :LEN, :len_kv])
     yield "alibi", dict(alibi=slopes, align="bottom_right"), rows(all_seen, -slopes[:, None, None] * np.abs(i + shift - j))
     yield "alibi, moved", dict(alibi=slopes, offset=-2), rows(all_seen, -slopes[:, None, None] * np.abs(i - 2 - j))
     yield "soft cap", dict(soft_cap=0.4), rows(all_seen, 0.0, 0.4)

@@ -6,6 +6,7 @@
 #include <heed/c/lists.hpp>
 #include <heed/c/structs.hpp>
 #include <heed/c/tensors.hpp>
+#include <heed/mask/block_lists.hpp>
 #include <heed/mask/classify.hpp>
 #include <heed/mask/combine.hpp>
 #include <heed/mask/mask.hpp>
@@ -104,7 +105,7 @@ class AskedFunction final : public detail::AskedRule {
 
 // The most entries of a mask's lists, by the sizes of its call.
 struct MaskLimits {
-  ListLimit key_lengths, query_documents, key_documents, alibi;
+  ListLimit key_lengths, query_documents, key_documents, alibi, list_start, list_indices;
 };
 
 // Throws if an align or offset is given for a part that the mask does not have.
@@ -112,6 +113,21 @@ inline void require_part(bool given, int align, std::int64_t offset, const char*
                          const char* where) {
   require(given || (align == heed_top_left && offset == 0), where, ": the mask has ", name,
           "_align ", align, " and ", name, "_offset ", offset, ", but no ", name);
+}
+
+[[nodiscard]] inline BlockLists lists_of(const heed_mask& from, const MaskLimits& limits,
+                                         const char* where) {
+  const auto or_one = [](std::int64_t number) { return number == 0 ? Index(1) : Index(number); };
+  BlockLists lists{or_one(from.list_query_block), or_one(from.list_key_block), {}, {},
+                   or_one(from.list_batch),       or_one(from.list_heads)};
+  const auto copy = [&](const std::int64_t* list, std::size_t count, const char* name,
+                        const ListLimit& limit) {
+    return copy_of_list<Index>(list, count, name, limit, where).value_or(std::vector<Index>());
+  };
+  lists.start = copy(from.list_start, from.list_start_count, "list_start", limits.list_start);
+  lists.indices =
+      copy(from.list_indices, from.list_index_count, "list_indices", limits.list_indices);
+  return lists;
 }
 
 template <class Real>
@@ -155,6 +171,11 @@ template <class Real>
   if (from.visible != nullptr)
     mask.rules.push_back(std::make_shared<AskedFunction>(from.visible, from.visible_context,
                                                          visible, Index(from.visible_offset)));
+  const bool sizes = from.list_query_block != 0 || from.list_key_block != 0 ||
+                     from.list_batch != 0 || from.list_heads != 0;
+  if (sizes || from.list_start != nullptr || from.list_start_count > 0 ||
+      from.list_indices != nullptr || from.list_index_count > 0)
+    mask = mask & block_lists<Real>(lists_of(from, limits, where), where);
   return mask;
 }
 

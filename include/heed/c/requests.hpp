@@ -34,13 +34,18 @@ template <class Real>
   Index keys = v.batch * v.len;
   if (in.packed != nullptr)
     for (const SequenceKeys<Real>& of : in.packed->caches) keys += of.key.shape().len;
+  // Sizes of tensors, so that the first product fits; there may be more pairs than numbers for them.
+  const Index rows = q.batch * q.heads * q.len, most = std::numeric_limits<Index>::max();
+  const Index pairs = rows > 0 && v.len > most / rows ? most : rows * v.len;
   const char* const there_are = "there are ";
   const char* const tokens = in.packed != nullptr ? " in all sequences" : " (batch x length)";
   return {in.packed != nullptr ? ListLimit{there_are, in.packed->sequences(), " sequences"}
                                : ListLimit{"the batch is ", q.batch},
           {there_are, q.batch * q.len, tokens},
           {there_are, keys, tokens},
-          {there_are, q.heads / query_heads, " heads"}};
+          {there_are, q.heads / query_heads, " heads"},
+          {"it must have at most ", rows + 1},
+          {"it must have at most ", pairs}};
 }
 
 // The sequences of a call with these inputs.

@@ -27,11 +27,14 @@ template <class F>
                key_range_count, key_lengths, key_length_count, allowed, bias, query_documents,
                query_document_count, key_documents, key_document_count, alibi, alibi_count,
                alibi_align, soft_cap, visible, visible_context, visible_align, alibi_offset,
-               visible_offset] = all;
+               visible_offset, list_start, list_start_count, list_indices, list_index_count,
+               list_query_block, list_key_block, list_batch, list_heads] = all;
   return f(size, causal, causal_align, causal_offset, windows, window_count, key_ranges,
            key_range_count, key_lengths, key_length_count, allowed, bias, query_documents,
            query_document_count, key_documents, key_document_count, alibi, alibi_count, alibi_align,
-           soft_cap, visible, visible_context, visible_align, alibi_offset, visible_offset);
+           soft_cap, visible, visible_context, visible_align, alibi_offset, visible_offset,
+           list_start, list_start_count, list_indices, list_index_count, list_query_block,
+           list_key_block, list_batch, list_heads);
 }
 template <class F>
 [[nodiscard]] auto with_fields(const heed_call& all, F&& f) {

@@ -22,10 +22,9 @@ namespace detail {
 
 class ListRule final : public PairRule {
  public:
-  explicit ListRule(BlockLists lists)
+  ListRule(BlockLists lists, const char* where)
       : lists_(std::make_shared<const BlockLists>(std::move(lists))) {
     const BlockLists& l = *lists_;
-    const char* const where = "block_lists";
     require(l.query_block > 0 && l.key_block > 0, where, ": blocks are ", l.query_block,
             " queries by ", l.key_block, " keys, both must be at least 1");
     require(l.batch > 0 && l.heads > 0, where, ": batch is ", l.batch, " and heads is ", l.heads,
@@ -142,13 +141,13 @@ template <class Number>
   return lists;
 }
 
-// Queries see the blocks of keys that the lists name. Throws std::invalid_argument where start
-// falls or does not end with the number of indices, or the blocks of a row do not ascend. Calls throw it where the number of rows does
-// not fit their lengths, or an index is beyond the last block.
+// Queries see the blocks of keys that the lists name. Throws std::invalid_argument, its sentence starting with `where`, where start
+// falls or does not end with the number of indices, or the blocks of a row do not ascend. Calls throw it where the number of
+// rows does not fit their lengths, or an index is beyond the last block.
 template <class Real>
-[[nodiscard]] Mask<Real> block_lists(BlockLists lists) {
+[[nodiscard]] Mask<Real> block_lists(BlockLists lists, const char* where = "block_lists") {
   Mask<Real> mask;
-  mask.rules.push_back(std::make_shared<const detail::ListRule>(std::move(lists)));
+  mask.rules.push_back(std::make_shared<const detail::ListRule>(std::move(lists), where));
   return mask;
 }
 
