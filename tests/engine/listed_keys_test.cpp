@@ -11,6 +11,7 @@
 #include <heed/explain.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/mask/block_mask.hpp>
+#include <heed/plug/own_score.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -21,6 +22,17 @@ namespace {
 
 using namespace heed;
 using namespace heed_test;
+
+template <class T>
+struct Sharp {
+  Param<T> factor = T(1);
+  static constexpr auto parameters = std::tuple{named("factor", &Sharp::factor)};
+  using PlaceFree = Sharp;
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return p[0] * pair.logit;
+  }
+};
 
 // About a third of the blocks of each query, of few queries none and of few all.
 BlockLists random_lists(const Geometry& g, Index key_block, Index batch, Index heads,
@@ -87,6 +99,19 @@ TEST_CASE("many heads read copies of the keys of a list", "[listed_keys]") {
   const Geometry g{1, 24, 24, 2, 20, 61, 16, 7};
   check<float>(g, random_lists(g, 1, 1, 1, 3), causal<float>(Align::bottom_right), 2e-5);
   check<double>(g, random_lists(g, 5, 1, 1, 3), window<double>(13, 0, Align::bottom_right), 1e-12);
+}
+
+TEST_CASE("heads with numbers of their own keep them", "[listed_keys]") {
+  const Geometry g{1, 4, 4, 2, 20, 40, 6, 5};
+  const BlockLists lists = random_lists(g, 1, 1, 1, 8);
+  const auto allowed = pairs_of(lists, g);
+  OwnAttention<Sharp, double> op;
+  op.score.factor = {0.5, 1, 2, 4};
+  OpCall<OwnAttention<Sharp, double>> found(op, g, block_lists<double>(lists)),
+      expected(op, g, boolean<double>({allowed.get(), Shape{1, 4, 20, 40}}));
+  found.forward();
+  expected.forward();
+  CHECK(deviation(found.out, expected.out, 1e-3) < 1e-12);
 }
 
 TEST_CASE("lists of keys have the same bits on any number of threads", "[listed_keys]") {

@@ -79,6 +79,20 @@ struct Fading {
   }
 };
 
+// What a column behind the last one would give is not 0.
+template <class T>
+struct Bells {
+  template <class S>
+  S column(const auto& q, const auto& k, const auto&) const {
+    const S far = q[0] - k[0];
+    return math::exp(S(-far * far));
+  }
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit;
+  }
+};
+
 template <class T>
 struct Turned {
   using Transform = Rotation<T>;
@@ -114,13 +128,33 @@ TEST_CASE("formulas of columns have the same bits on any number of threads", "[c
       everything<float>(4, 8), {2, 4, 4, 2, 150, 190, 8, 8}, causal<float>(Align::bottom_right)));
 }
 
+TEST_CASE("panels that take turns add up what one does", "[columns]") {
+  const auto op = everything<double>(4, 8);
+  const Geometry g{1, 4, 4, 2, 70, 90, 8, 8};
+  OpCall<OwnAttention<Everything, double>> wide(op, g, causal<double>(Align::bottom_right)),
+      narrow(op, g, causal<double>(Align::bottom_right), {.key_tile = 16, .panel_vectors = 1});
+  const auto a = results_of(wide), b = results_of(narrow);
+  for (std::size_t n = 0; n < a.size(); ++n) {
+    INFO(a[n].name);
+    for (std::size_t i = 0; i < a[n].values.size(); ++i)
+      REQUIRE(std::abs(a[n].values[i] - b[n].values[i]) < 1e-11);
+  }
+}
+
 TEST_CASE("a query of a cache adds up columns of keys in any storage", "[columns]") {
   for (const Index dim : {2, 6, 34}) {
     const CachedTokens tokens(40, dim);
-    const auto op = everything<float>(4, dim);
-    KvCache<float> cache = tokens.cache();
-    const std::vector<float> out = tokens.last(op, cache.inputs(tokens.last_query()));
-    CHECK(tokens.distance_to_whole(op, out) < 1e-5);
+    const auto check = [&](const auto& op) {
+      KvCache<float> cache = tokens.cache();
+      CHECK(tokens.distance_to_whole(op, tokens.last(op, cache.inputs(tokens.last_query()))) <
+            1e-5);
+      KvCache<bfloat16> narrow(1, 2, dim, dim);
+      narrow.append(tokens.keys(), tokens.keys());
+      CHECK(tokens.distance_to_whole(op, tokens.last(op, narrow.inputs(tokens.last_query()))) <
+            0.03);
+    };
+    check(everything<float>(4, dim));
+    check(OwnAttention<Bells, float>{});
   }
 }
 
