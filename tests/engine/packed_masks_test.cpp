@@ -11,6 +11,7 @@
 #include "turned_scores.hpp"
 
 #include <heed/engine/jvp.hpp>
+#include <heed/mask/block_lists.hpp>
 #include <heed/mask/patterns.hpp>
 #include <heed/mask/visible.hpp>
 #include <heed/measure/weights.hpp>
@@ -99,6 +100,29 @@ PackedMask<double> documents_of(const Lengths& lengths) {
   return {"documents", documents<double>(ids(0, q.back()), ids(0, k.back())), own, {}};
 }
 
+// A list of keys for each query of the padded batch, or the rows and keys that a sequence of it has.
+PackedMask<double> lists_of(const Lengths& lengths) {
+  const auto longest = [](const std::vector<Index>& of) {
+    return *std::max_element(of.begin(), of.end());
+  };
+  const auto lists = [](Index first, Index count, Index rows, Index keys) {
+    BlockLists made{1, 2, {0}, {}, count, 1};
+    for (Index n = first; n < first + count; ++n)
+      for (Index i = 0; i < rows; ++i) {
+        for (Index k = 0; 2 * k < keys; ++k)
+          if ((3 * n + i + k) % 4 < 2) made.indices.push_back(k);
+        made.start.push_back(Index(made.indices.size()));
+      }
+    return block_lists<double>(made);
+  };
+  return {"lists",
+          lists(0, lengths.count(), longest(lengths.queries), longest(lengths.keys)),
+          [lists, &lengths](Index n) {
+            return lists(n, 1, lengths.queries[std::size_t(n)], lengths.keys[std::size_t(n)]);
+          },
+          {}};
+}
+
 std::vector<PackedMask<double>> masks_of(const Lengths& lengths) {
   std::vector<PackedMask<double>> masks{
       everywhere("all", Mask<double>{}),
@@ -108,6 +132,7 @@ std::vector<PackedMask<double>> masks_of(const Lengths& lengths) {
                      soft_cap<double>(3)),
       documents_of(lengths),
       boolean_of(lengths),
+      lists_of(lengths),
       bias_of(lengths, 1, 1, false),
       bias_of(lengths, lengths.count(), 4, false),
       bias_of(lengths, 1, 4, true)};

@@ -243,8 +243,11 @@ class PackedCalls {
     own.key_lengths = part_of(mask_.key_lengths, at.first, at.count);
     own.query_documents = part_of(mask_.query_documents, at.query, at.len_q);
     own.key_documents = part_of(mask_.key_documents, at.key, at.len_kv);
-    for (const auto& rule : mask_.rules)
-      own.rules.push_back(std::make_shared<SequenceRule>(rule, at.first, sequences()));
+    for (const auto& rule : mask_.rules) {
+      auto of_own = rule->of_sequences(at.first, sequences());
+      if (!of_own) of_own = std::make_shared<SequenceRule>(rule, at.first, sequences());
+      own.rules.push_back(std::move(of_own));
+    }
     return own;
   }
   // to[maps][heads][total] = from[maps][count][heads][len], numbers of the rows of call n.

@@ -75,9 +75,19 @@ class ListRule final : public PairRule {
     fail("block_lists: the lists are those of whole sequences, queries cannot stand ", by,
          " tokens behind the first one");
   }
+  [[nodiscard]] std::shared_ptr<const PairRule> of_sequences(Index first,
+                                                             Index count) const override {
+    auto own = std::make_shared<ListRule>(*this);
+    own->first_ = first;
+    own->sequences_ = count;
+    return own;
+  }
   // The lists count the call's own queries, wherever these stand on the key axis.
   [[nodiscard]] bool stands_at_first_key() const override { return false; }
-  void add_to(Digest& digest) const override { digest.add(digest_.sum()); }
+  void add_to(Digest& digest) const override {
+    digest.add(digest_.sum());
+    digest.add(first_);
+  }
   [[nodiscard]] bool is_classified() const override { return true; }
 
  private:
@@ -86,24 +96,28 @@ class ListRule final : public PairRule {
   }
   [[nodiscard]] std::shared_ptr<const ListPairs> bound(const Geometry& g, const char* where) const {
     const BlockLists& l = *lists_;
-    require(l.batch == 1 || l.batch == g.batch, where, ": the block lists are for batch ", l.batch,
-            ", the call has ", g.batch);
+    const bool packed = sequences_ > 0;
+    const Index batch = packed ? sequences_ : g.batch;
+    require(l.batch == 1 || l.batch == batch, where, ": the block lists are for batch ", l.batch,
+            ", the call has ", batch);
     require(l.heads == 1 || l.heads == g.heads, where, ": the block lists are for ", l.heads,
             " heads, the call has ", g.heads);
-    const Index rows = pieces(g.len_q, l.query_block), keys = pieces(g.len_kv, l.key_block);
-    const Index tables = checked_product(l.batch, l.heads, where);
-    require(Index(l.start.size()) - 1 == checked_product(tables, rows, where), where,
-            ": start of the block lists has ", l.start.size(), " entries, ", tables, " tables of ",
-            rows, " rows need ", tables * rows + 1);
+    const Index tables = checked_product(l.batch, l.heads, where), all = Index(l.start.size()) - 1;
+    const Index needed = pieces(g.len_q, l.query_block);
+    const Index rows = packed ? std::max(needed, all / tables) : needed;
+    require(all == checked_product(tables, rows, where), where, ": start of the block lists has ",
+            all + 1, " entries, ", tables, " tables of ", rows, " rows need ", tables * rows + 1);
+    const Index keys = packed ? std::numeric_limits<Index>::max() : pieces(g.len_kv, l.key_block);
     for (const Index k : {least_, most_})
       require(l.indices.empty() || (k >= 0 && k < keys), where, ": an index of the block lists is ",
               k, ", it must lie in [0, ", keys, ")");
-    return std::make_shared<ListPairs>(lists_, rows);
+    return std::make_shared<ListPairs>(lists_, rows, first_);
   }
 
   std::shared_ptr<const BlockLists> lists_;
-  Digest digest_;               // of the lists
-  Index least_ = 0, most_ = 0;  // of the indices
+  Digest digest_;                    // of the lists
+  Index least_ = 0, most_ = 0;       // of the indices
+  Index first_ = 0, sequences_ = 0;  // of packed ones; 0: none
 };
 
 }  // namespace detail

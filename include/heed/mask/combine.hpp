@@ -6,8 +6,8 @@
 // scores (bias, slopes, a soft cap) are refused; join them by & afterwards.
 
 #include <heed/mask/bound_mask.hpp>
-#include <heed/mask/list_pairs.hpp>
 #include <heed/mask/classify.hpp>
+#include <heed/mask/list_pairs.hpp>
 #include <heed/mask/mask_stamp.hpp>
 
 #include <algorithm>

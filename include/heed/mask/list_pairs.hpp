@@ -17,7 +17,8 @@ namespace heed {
 inline namespace HEED_ABI {
 
 // Lists of the key blocks that each query block sees, in the form of block-sparse matrices: row n of a table sees the
-// blocks indices[start[n]], ..., indices[start[n + 1] - 1], which ascend. A table has one row per query block.
+// blocks indices[start[n]], ..., indices[start[n + 1] - 1], which ascend. A table has one row per query block. In calls of packed
+// sequences tables are those of a padded batch, with rows for the longest one; keys behind the end of a sequence are none.
 struct BlockLists {
   Index query_block = 128, key_block = 128;  // the last block of either may be shorter
   std::vector<Index> start, indices;         // start: [batch][heads][rows], and one number more
@@ -41,15 +42,16 @@ inline void clear_rows(const PairBlock& at, std::uint64_t* words) {
 // The lists of one table after the other.
 class ListPairs final : public PairFunction {
  public:
-  ListPairs(std::shared_ptr<const BlockLists> lists, Index rows)
-      : lists_(std::move(lists)), rows_(rows) {}
+  // Batch 0 of the call is batch `first` of the lists, whose tables have so many rows.
+  ListPairs(std::shared_ptr<const BlockLists> lists, Index rows, Index first)
+      : lists_(std::move(lists)), rows_(rows), first_(first) {}
 
   [[nodiscard]] const BlockLists& lists() const { return *lists_; }
   // The key blocks that the query block `row` sees, of those from the one of key `from` to the one of key `last`.
   [[nodiscard]] std::span<const Index> blocks_of(Index b, Index h, Index row, Index from,
                                                  Index last) const {
     const BlockLists& l = *lists_;
-    const Index table = (l.batch == 1 ? 0 : b) * l.heads + (l.heads == 1 ? 0 : h);
+    const Index table = (l.batch == 1 ? 0 : first_ + b) * l.heads + (l.heads == 1 ? 0 : h);
     const Index* const start = l.start.data() + table * rows_ + row;
     const auto begin = l.indices.begin() + start[0], end = l.indices.begin() + start[1];
     const auto first = std::lower_bound(begin, end, from / l.key_block);
@@ -86,7 +88,7 @@ class ListPairs final : public PairFunction {
   }
 
   std::shared_ptr<const BlockLists> lists_;
-  Index rows_;
+  Index rows_, first_;
 };
 
 }  // namespace detail

@@ -99,6 +99,12 @@ class PairRule {
   [[nodiscard]] virtual bool stands_at_first_key() const = 0;
   // Adds the rule's values to the digest. A function and its captured values have none.
   virtual void add_to(Digest& digest) const = 0;
+  // The rule for sequences `first`, `first` + 1, ... of so many, packed, whose numbers are batches of the rule; null where nothing
+  // but its batch says of which sequence a pair is.
+  [[nodiscard]] virtual std::shared_ptr<const PairRule> of_sequences(Index /*first*/,
+                                                                     Index /*count*/) const {
+    return nullptr;
+  }
   // True if classify() costs nothing.
   [[nodiscard]] virtual bool is_classified() const { return false; }
 };
