@@ -29,10 +29,10 @@ BUDGETS = {
     "longest function, lines": 60,
     "files behind one op, both ways": 108,
     "lines behind one op, both ways": 18900,
-    "lines behind one op beside heed::engine": 11440,
+    "lines behind one op beside heed::engine": 11445,
     "files behind heed/attention.hpp": 142,
     "lines behind heed/attention.hpp": 24200,
-    "lines of all headers": 51900,
+    "lines of all headers": 51920,
     "lines of README.md": 150,
 }
 
