@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -31,6 +32,19 @@ struct Sharp {
   template <class S>
   S score(const auto& pair, const auto& p) const {
     return p[0] * pair.logit;
+  }
+};
+
+template <class T>
+struct Far {
+  using PlaceFree = Far;
+  template <class S>
+  S column(const auto& q, const auto& k, const auto&) const {
+    return math::absolute(S(q[0] - k[0]));
+  }
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return -pair.logit;
   }
 };
 
@@ -101,17 +115,22 @@ TEST_CASE("many heads read copies of the keys of a list", "[listed_keys]") {
   check<double>(g, random_lists(g, 5, 1, 1, 3), window<double>(13, 0, Align::bottom_right), 1e-12);
 }
 
-TEST_CASE("heads with numbers of their own keep them", "[listed_keys]") {
+TEST_CASE("scores of one's own read lists of keys", "[listed_keys]") {
   const Geometry g{1, 4, 4, 2, 20, 40, 6, 5};
   const BlockLists lists = random_lists(g, 1, 1, 1, 8);
   const auto allowed = pairs_of(lists, g);
+  const auto compare = [&](const auto& op) {
+    using Op = std::decay_t<decltype(op)>;
+    OpCall<Op> found(op, g, block_lists<double>(lists)),
+        expected(op, g, boolean<double>({allowed.get(), Shape{1, 4, 20, 40}}));
+    found.forward();
+    expected.forward();
+    CHECK(deviation(found.out, expected.out, 1e-3) < 1e-12);
+  };
   OwnAttention<Sharp, double> op;
-  op.score.factor = {0.5, 1, 2, 4};
-  OpCall<OwnAttention<Sharp, double>> found(op, g, block_lists<double>(lists)),
-      expected(op, g, boolean<double>({allowed.get(), Shape{1, 4, 20, 40}}));
-  found.forward();
-  expected.forward();
-  CHECK(deviation(found.out, expected.out, 1e-3) < 1e-12);
+  op.score.factor = {0.5, 1, 2, 4};  // heads with numbers of their own keep them
+  compare(op);
+  compare(OwnAttention<Far, double>{});
 }
 
 TEST_CASE("lists of keys have the same bits on any number of threads", "[listed_keys]") {

@@ -5,8 +5,7 @@
 // query are all the keys of a small call, whose queries are the heads that share list and keys:
 //
 //   few heads           read the rows of the listed keys where they lie: each is a page of the small call
-//   more, or rows       read copies, which are dense
-//   in 16 or 8 bits
+//   others              read copies, which are dense: many heads, rows in 16 or 8 bits, scores that add up columns
 //   bands and lengths   cut the list, which ascends, at both ends
 //
 // Panels of many queries would compute all keys that one of them sees. What a call must not have: numbers that differ by place or
@@ -79,7 +78,8 @@ class ListedKeys {
     const Index whole = l.key_block,
                 room = std::min(blocks * whole, g.len_kv / whole * whole + whole);
     small_ = {1, 1, 1, 1, g.heads / heads_, room, g.dim_qk, g.dim_v};
-    in_place_ = small_.len_q <= kFewRows<Real> && !in.key.narrow() && !in.value.narrow();
+    in_place_ = small_.len_q <= kFewRows<Real> && !in.key.narrow() && !in.value.narrow() &&
+                !op.score.columns;
     options_.scale = scale_of(op, g, options);
   }
 
