@@ -487,7 +487,7 @@ TEST_CASE("Numbers of tokens that a score reads and does not declare are told in
     return message_of([&] { call.forward(); });
   };
   CHECK(said(Own<SecondBoost, float>{}) ==
-        "heed::forward: score() of the formula reads pair.key[1], its Features give each key row "
+        "heed::forward: the formula reads pair.key[1], its Features give each key row "
         "so many numbers: 1 (plug/own_score.hpp)");
   CHECK(said(Own<FarColumns, double>{}) ==
         "heed::forward: features of the score read row.input(2), the score's key_inputs gives each "

@@ -278,13 +278,13 @@ TEST_CASE("A formula that reads numbers which nobody gives is told so", "[own]")
     return message_of([&] { op.validate(kSizes, "heed::forward"); });
   };
   CHECK(said(OwnAttention<Unnamed, float>{}) ==
-        "heed::forward: score() of the formula reads p[0], `parameters` names so many numbers per "
+        "heed::forward: the formula reads p[0], `parameters` names so many numbers per "
         "head, options not counted: 0 (plug/own_score.hpp)");
   CHECK(said(OwnAttention<OptionAsParameter, double>{}) ==
-        "heed::forward: score() of the formula reads p[1], `parameters` names so many numbers per "
+        "heed::forward: the formula reads p[1], `parameters` names so many numbers per "
         "head, options not counted: 1 (plug/own_score.hpp)");
   CHECK(said(OwnAttention<Featureless, float>{}) ==
-        "heed::forward: score() of the formula reads pair.query[0], its Features give each query "
+        "heed::forward: the formula reads pair.query[0], its Features give each query "
         "row so many numbers: 0 (plug/own_score.hpp)");
 }
 
