@@ -701,7 +701,7 @@ TEST_CASE("structs of C end where a field ends", "[c]") {
   auto nothing = sized<heed_outputs>();
   check_sizes<heed_call>("the call", steps_of_8(152, {84, 132}),
                          [&](heed_call* call) { return heed_forward(call, &nothing, nullptr); });
-  check_sizes<heed_mask>("the mask", steps_of_8(192, {12, 140, 172}), [&](heed_mask* mask) {
+  check_sizes<heed_mask>("the mask", steps_of_8(256, {12, 140, 172}), [&](heed_mask* mask) {
     heed_call call = right;
     call.mask = mask;
     return heed_forward(&call, &nothing, nullptr);
