@@ -41,30 +41,30 @@ inline namespace HEED_ABI {
 
 template <class Score, class Real>
 class ColumnsOf final : public ColumnFormula<Real> {
-  static constexpr int N = Score::numbers_per_column, M = Score::weights_per_column;
+  static constexpr int kNumbers = Score::numbers_per_column, kWeights = Score::weights_per_column;
   static constexpr Index W = kLanes<Real>;
   using P = Pack<Real>;
   using Moved = LaneDual<P, 1>;
   template <class S>
-  using Numbers = std::array<S, std::size_t(N)>;
+  using Numbers = std::array<S, std::size_t(kNumbers)>;
   template <class S>
-  using Weights = std::array<S, std::size_t(M)>;
+  using Weights = std::array<S, std::size_t(kWeights)>;
 
  public:
   explicit ColumnsOf(const Score& score) : score_(score) {
-    this->numbers = N;
-    this->weights_per_column = M;
+    this->numbers = kNumbers;
+    this->weights_per_column = kWeights;
   }
 
   const Real* weights([[maybe_unused]] Index h) const override {
-    if constexpr (M > 0) return weights_of(score_, h);
+    if constexpr (kWeights > 0) return weights_of(score_, h);
     return nullptr;
   }
   // The weights of head h in a score, or their gradient.
   template <class AnyScore>
   [[nodiscard]] static auto* weights_of(AnyScore& score, Index h) {
     auto& weights = score.*Score::column_weights;
-    return weights.data() + (weights.extent(0) == 1 ? 0 : h * M * weights.extent(2));
+    return weights.data() + (weights.extent(0) == 1 ? 0 : h * kWeights * weights.extent(2));
   }
 
   void sums(const ColumnPairs<Real>& pairs, const LaneTile<Real>& out) const override {
@@ -82,7 +82,7 @@ class ColumnsOf final : public ColumnFormula<Real> {
 
   [[gnu::flatten]] void row_sums(const Real* query, const ColumnPairs<Real>& pairs,
                                  Real* sums) const override {
-    const Index columns = pairs.width / N;
+    const Index columns = pairs.width / kNumbers;
     for (Index j = 0; j < pairs.count; ++j) {
       const Real* key = pairs.keys[0] + j * pairs.strides[0];
       P sum = Real(0);
@@ -90,11 +90,11 @@ class ColumnsOf final : public ColumnFormula<Real> {
         const Index lanes = std::min(W, columns - c);
         Numbers<P> q, k;
         Weights<P> w;
-        for (int n = 0; n < N; ++n) {
+        for (int n = 0; n < kNumbers; ++n) {
           q[std::size_t(n)] = some_lanes(query + n * columns + c, lanes);
           k[std::size_t(n)] = some_lanes(key + n * columns + c, lanes);
         }
-        for (int m = 0; m < M; ++m)
+        for (int m = 0; m < kWeights; ++m)
           w[std::size_t(m)] = some_lanes(pairs.weights[0] + m * columns + c, lanes);
         sum += select(P::iota() < P(Real(lanes)), score_.template column<P>(q, k, w), P(Real(0)));
       }
@@ -156,15 +156,16 @@ class ColumnsOf final : public ColumnFormula<Real> {
   [[nodiscard, gnu::always_inline]] static Numbers<S> query(const ColumnPairs<Real>& of, Index c,
                                                             int v) {
     Numbers<S> q;
-    for (int n = 0; n < N; ++n) q[std::size_t(n)] = cell<S>(of.queries, n * (of.width / N) + c, v);
+    for (int n = 0; n < kNumbers; ++n)
+      q[std::size_t(n)] = cell<S>(of.queries, n * (of.width / kNumbers) + c, v);
     return q;
   }
   template <class S>
   [[nodiscard, gnu::always_inline]] static Numbers<S> key(const ColumnPairs<Real>& of, Index j,
                                                           Index c) {
     Numbers<S> k;
-    for (int n = 0; n < N; ++n) {
-      const Index at = n * (of.width / N) + c;
+    for (int n = 0; n < kNumbers; ++n) {
+      const Index at = n * (of.width / kNumbers) + c;
       k[std::size_t(n)] = cell<S>(of.keys, j * of.strides[0] + at, j * of.strides[1] + at);
     }
     return k;
@@ -173,8 +174,8 @@ class ColumnsOf final : public ColumnFormula<Real> {
   [[nodiscard, gnu::always_inline]] static Weights<S> weights(const ColumnPairs<Real>& of,
                                                               Index c) {
     Weights<S> w;
-    for (int m = 0; m < M; ++m) {
-      const Index at = m * (of.width / N) + c;
+    for (int m = 0; m < kWeights; ++m) {
+      const Index at = m * (of.width / kNumbers) + c;
       w[std::size_t(m)] = cell<S>(of.weights, at, at);
     }
     return w;
@@ -197,7 +198,7 @@ class ColumnsOf final : public ColumnFormula<Real> {
     const ColumnPairs<Real> pairs = of;
     P sums[std::size_t(Keys)];
     for (P& sum : sums) sum = Real(0);
-    const Index columns = pairs.width / N;
+    const Index columns = pairs.width / kNumbers;
     for (Index c = 0; c < columns; ++c) {
       const Numbers<S> q = query<S>(pairs, c, v);
       const Weights<S> w = weights<S>(pairs, c);
@@ -225,8 +226,8 @@ class ColumnsOf final : public ColumnFormula<Real> {
     constexpr Index together = 4;
     const ColumnPairs<Real> pairs = of;
     const ColumnBack<Real> back = to;
-    const Index columns = pairs.width / N;
-    P dkey[std::size_t(kPlanes<S>)][std::size_t(N)][std::size_t(W)];
+    const Index columns = pairs.width / kNumbers;
+    P dkey[std::size_t(kPlanes<S>)][std::size_t(kNumbers)][std::size_t(W)];
     for (Index c = 0; c < columns; ++c) {
       for (auto& of_plane : dkey)
         for (auto& of_number : of_plane)
@@ -236,7 +237,7 @@ class ColumnsOf final : public ColumnFormula<Real> {
         some_keys<S, Hidden, int(together)>(pairs, back, c, first, n, dkey);
       for (; n < count; ++n) some_keys<S, Hidden, 1>(pairs, back, c, first, n, dkey);
       for (int plane = 0; plane < kPlanes<S>; ++plane)
-        for (int i = 0; i < N; ++i) {
+        for (int i = 0; i < kNumbers; ++i) {
           Real* sums = back.keys[std::size_t(plane)].row(i * columns + c) + first;
           (P::load(sums) + detail::sums_of_lanes(dkey[plane][i])).store(sums);
         }
@@ -247,20 +248,20 @@ class ColumnsOf final : public ColumnFormula<Real> {
   template <class S, bool Hidden, int Keys>
   [[gnu::always_inline]] void some_keys(
       const ColumnPairs<Real>& pairs, const ColumnBack<Real>& back, Index c, Index first, Index n,
-      P (&dkey)[std::size_t(kPlanes<S>)][std::size_t(N)][std::size_t(W)]) const {
-    using D = LaneDual<S, 2 * N + M>;
-    const Index columns = pairs.width / N;
-    const Weights<D> w = variables<D, 2 * N>(weights<S>(pairs, c));
+      P (&dkey)[std::size_t(kPlanes<S>)][std::size_t(kNumbers)][std::size_t(W)]) const {
+    using D = LaneDual<S, 2 * kNumbers + kWeights>;
+    const Index columns = pairs.width / kNumbers;
+    const Weights<D> w = variables<D, 2 * kNumbers>(weights<S>(pairs, c));
     Numbers<D> k[std::size_t(Keys)];
     Numbers<S> sums[std::size_t(Keys)];
 #pragma GCC unroll 4
     for (int at = 0; at < Keys; ++at) {
-      k[at] = variables<D, N>(key<S>(pairs, first + n + at, c));
+      k[at] = variables<D, kNumbers>(key<S>(pairs, first + n + at, c));
       sums[at].fill(math::constant<S>(0));
     }
     for (int v = 0; v < pairs.vectors; ++v) {
       const Numbers<D> q = variables<D, 0>(query<S>(pairs, c, v));
-      S dquery[std::size_t(N)], dweight[std::size_t(M + 1)];
+      S dquery[std::size_t(kNumbers)], dweight[std::size_t(kWeights + 1)];
       for (S& x : dquery) x = math::constant<S>(0);
       for (S& x : dweight) x = math::constant<S>(0);
 #pragma GCC unroll 4
@@ -271,22 +272,22 @@ class ColumnsOf final : public ColumnFormula<Real> {
         auto none = P(Real(0)) != P(Real(0));
         if constexpr (Hidden) none = is_hidden(back.hidden.load(j, v));
 #pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) {
+        for (int i = 0; i < kNumbers; ++i) {
           if (f.moves[i]) dquery[i] = dquery[i] + seen<Hidden>(none, S(g * f.grad[i]));
-          if (f.moves[N + i])
+          if (f.moves[kNumbers + i])
             sums[at][std::size_t(i)] =
-                sums[at][std::size_t(i)] + seen<Hidden>(none, S(g * f.grad[N + i]));
+                sums[at][std::size_t(i)] + seen<Hidden>(none, S(g * f.grad[kNumbers + i]));
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < M; ++i)
-          if (f.moves[2 * N + i])
-            dweight[i] = dweight[i] + seen<Hidden>(none, S(g * f.grad[2 * N + i]));
+        for (int i = 0; i < kWeights; ++i)
+          if (f.moves[2 * kNumbers + i])
+            dweight[i] = dweight[i] + seen<Hidden>(none, S(g * f.grad[2 * kNumbers + i]));
       }
-      for (int i = 0; i < N; ++i) add(back.queries, i * columns + c, v, dquery[i]);
-      for (int i = 0; i < M; ++i) add(back.weights, i * columns + c, v, dweight[i]);
+      for (int i = 0; i < kNumbers; ++i) add(back.queries, i * columns + c, v, dquery[i]);
+      for (int i = 0; i < kWeights; ++i) add(back.weights, i * columns + c, v, dweight[i]);
     }
     for (int at = 0; at < Keys; ++at)
-      for (int i = 0; i < N; ++i) {
+      for (int i = 0; i < kNumbers; ++i) {
         dkey[0][i][n + at] = plane<0>(sums[at][std::size_t(i)]);
         if constexpr (kPlanes < S >> 1) dkey[1][i][n + at] = plane<1>(sums[at][std::size_t(i)]);
       }
