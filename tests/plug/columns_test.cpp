@@ -4,6 +4,7 @@
 
 #include "cached_tokens.hpp"
 #include "catch.hpp"
+#include "fading_columns.hpp"
 #include "hessian_products.hpp"
 #include "message_of.hpp"
 #include "own_op.hpp"
@@ -62,20 +63,6 @@ struct Laplace {
   template <class S>
   S score(const auto& pair, const auto& p) const {
     return -p[0] * pair.dot;
-  }
-};
-
-// Channels that fade: infinite for a key whose decay lies far behind the query's.
-template <class T>
-struct Fading {
-  static constexpr int numbers_per_column = 2;
-  template <class S>
-  S column(const auto& q, const auto& k, const auto&) const {
-    return q[0] * k[0] * math::exp(S(q[1] - k[1]));
-  }
-  template <class S>
-  S score(const auto& pair, const auto&) const {
-    return pair.logit;
   }
 };
 

@@ -2,6 +2,7 @@
 // Scores that add up a formula of each column.
 
 #include "../../examples/zoo/laplace.hpp"
+#include "fading_columns.hpp"
 #include "run.hpp"
 
 #include <heed/plug/row_formula.hpp>
@@ -26,19 +27,6 @@ struct Power {
   }
 };
 
-// Channels that fade; rows are keys and sums of decays.
-template <class T>
-struct Fading {
-  static constexpr int numbers_per_column = 2;
-  template <class S>
-  S column(const auto& q, const auto& k, const auto&) const {
-    return q[0] * k[0] * heed::math::exp(S(q[1] - k[1]));
-  }
-  template <class S>
-  S score(const auto& pair, const auto&) const {
-    return pair.logit;
-  }
-};
 template <class T>
 struct Scores : heed::PlainRows {
   auto forward(const auto& row) const { return row.score(); }
