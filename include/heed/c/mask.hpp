@@ -117,7 +117,7 @@ inline void require_part(bool given, int align, std::int64_t offset, const char*
 
 [[nodiscard]] inline BlockLists lists_of(const heed_mask& from, const MaskLimits& limits,
                                          const char* where) {
-  const auto or_one = [](std::int64_t number) { return number == 0 ? Index(1) : Index(number); };
+  const auto or_one = [](std::int64_t number) -> Index { return number == 0 ? 1 : number; };
   BlockLists lists{or_one(from.list_query_block), or_one(from.list_key_block), {}, {},
                    or_one(from.list_batch),       or_one(from.list_heads)};
   const auto copy = [&](const std::int64_t* list, std::size_t count, const char* name,
