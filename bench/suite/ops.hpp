@@ -107,6 +107,8 @@ struct CaseCall {
   CaseMask<typename Op::Scalar> mask;
   StoredTensors<Op, Stored> tensors;
   heed::OpCall<Op> call;
+  heed::Mask<typename Op::Scalar> shown;  // the mask in front of the variant's choice of keys
+  heed::KeyChoice<typename Op::Scalar> choose;
   double share = 1;
 
   CaseCall(const Op& op, const heed::Geometry& g, MaskKind kind, const heed::Options& options)
@@ -114,14 +116,23 @@ struct CaseCall {
   CaseCall(const heed::Variant<Op>& variant, const heed::Geometry& g, MaskKind kind,
            const heed::Options& options)
       : CaseCall(variant.op, g, kind, options) {
-    if (variant.mask == nullptr) return;
+    if (variant.mask == nullptr && !variant.choose) return;
     const double before = visible_pairs(call.mask, g);
-    call.mask = heed::BlockMask(variant.mask_with(call.mask, g), g).mask();
+    shown = heed::BlockMask(variant.mask_with(call.mask, g), g).mask();
+    choose = variant.choose;
+    call.mask = chosen();
     share = visible_pairs(call.mask, g) / before;
   }
   CaseCall(const CaseCall&) = delete;  // the call refers to the rest
+  void forward() {
+    if (choose) call.mask = chosen();
+    call.forward();
+  }
 
  private:
+  [[nodiscard]] heed::Mask<typename Op::Scalar> chosen() const {
+    return heed::with_chosen(choose, call.inputs(), shown, call.options);
+  }
   [[nodiscard]] static double visible_pairs(const heed::Mask<typename Op::Scalar>& mask,
                                             const heed::Geometry& g) {
     const heed::BoundMask<typename Op::Scalar> bound(mask, g, "heed_bench");
@@ -173,7 +184,7 @@ template <class Stored, class Op>
 [[nodiscard]] Contender contender(const heed::Variant<Op>& variant, MaskKind mask,
                                   const heed::Options& options) {
   const auto at = std::make_shared<CaseCall<Op, Stored>>(variant, variant.geometry, mask, options);
-  return {[at] { at->call.forward(); }, [at] { at->call.backward(); }, at->share};
+  return {[at] { at->forward(); }, [at] { at->call.backward(); }, at->share};
 }
 
 // The call with which others are compared: plain attention, without a mask unless the mask is causal.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layers.hpp"
 
+#include "dsa.hpp"
 #include "left_out.hpp"
+#include "nsa.hpp"
 #include "zoo.hpp"
 
 #include <heed/compiled_engine.hpp>
@@ -11,6 +13,22 @@
 namespace zoo {
 
 namespace nn = heed::nn;
+
+namespace {
+
+// Layers of more than one call, which are no variants: f(name, make), make(options) makes the layer.
+template <class F>
+void for_each_own_layer(F&& f) {
+  if (variant_names().empty()) return;  // left out
+  f("zoo:dsa", [](const nn::AttentionOptions& o) -> std::unique_ptr<nn::AttentionLayer<float>> {
+    return std::make_unique<dsa::Layer<float>>(o);
+  });
+  f("zoo:nsa", [](const nn::AttentionOptions& o) -> std::unique_ptr<nn::AttentionLayer<float>> {
+    return std::make_unique<nsa::Layer<float>>(o);
+  });
+}
+
+}  // namespace
 
 std::unique_ptr<nn::AttentionLayer<float>> attention_by_name(const std::string& name,
                                                              heed::Index width, heed::Index heads,
@@ -23,6 +41,9 @@ std::unique_ptr<nn::AttentionLayer<float>> attention_by_name(const std::string& 
                                 if (name == variant.name) made = nn::attention_of(variant, even);
                               },
                               {.seed = seed + std::uint64_t(layer), .depth = layer + 1});
+  for_each_own_layer([&](const std::string& own, const auto& make) {
+    if (name == own) made = make(even);
+  });
   return made;
 }
 
@@ -53,6 +74,7 @@ bool is_left_out(const std::string& name) {
 std::vector<std::string> layer_names() {
   std::vector<std::string> names = variant_names();
   std::erase_if(names, reads_later_keys);
+  for_each_own_layer([&](const char* own, const auto&) { names.push_back(own); });
   return names;
 }
 

@@ -42,6 +42,23 @@ struct PlainRow {
     }
     return row;
   }
+
+  // The row with the keys of only `count` blocks of `block` positions, those with the largest scores; scores are of the blocks
+  // that the row has, in their order, and the first wins among equal ones.
+  [[nodiscard]] PlainRow largest(std::size_t count, std::ptrdiff_t block,
+                                 const Numbers& scores) const {
+    std::vector<std::ptrdiff_t> blocks;
+    for (const std::ptrdiff_t j : positions)
+      if (blocks.empty() || blocks.back() != j / block) blocks.push_back(j / block);
+    return seeing([&](std::ptrdiff_t j) {
+      const auto own =
+          std::size_t(std::find(blocks.begin(), blocks.end(), j / block) - blocks.begin());
+      std::size_t above = 0;
+      for (std::size_t other = 0; other < scores.size(); ++other)
+        above += scores[other] > scores[own] || (scores[other] == scores[own] && other < own);
+      return above < count;
+    });
+  }
 };
 
 [[nodiscard]] inline double dot(const Numbers& a, const Numbers& b) {

@@ -5,6 +5,7 @@
 // comparison and heed_lm; an op with a type of its own is also in BuiltIn, from which heed::compiled is made.
 
 #include <heed/core/random.hpp>
+#include <heed/engine/key_choice.hpp>
 #include <heed/mask/mask.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/dialectical.hpp>
@@ -59,6 +60,8 @@ struct Variant {
   // The mask that is a part of the variant, for calls of these sizes; null: none. Throws std::invalid_argument for sizes
   // without a mask. The mask of a variant that does not read later keys depends on no length, so that a layer may have it.
   Mask<typename Op::Scalar> (*mask)(const Geometry&) = nullptr;
+  // The keys that the queries of a call choose, for variants in which they do.
+  KeyChoice<typename Op::Scalar> choose = nullptr;
 
   // The caller's mask, joined with the variant's own if it has one.
   [[nodiscard]] Mask<typename Op::Scalar> mask_with(Mask<typename Op::Scalar> callers,
@@ -119,7 +122,7 @@ void for_each_variant(const Geometry& g, F&& f, const VariantOptions& options = 
     static_assert(BuiltIn<Real>::template contains<Op>,
                   "heed: the op of a variant of the list must stand in BuiltIn");
     detail::fill_tensors(op, options.seed);
-    f(Variant<Op>{name, settings, geometry, std::move(op), traits, nullptr});
+    f(Variant<Op>{name, settings, geometry, std::move(op), traits, nullptr, nullptr});
   };
   Geometry pairs = g;  // differential V2: as many q.k products as the baseline
   pairs.query_heads = 2 * g.heads;

@@ -7,6 +7,7 @@
 
 #include <heed/check/causality.hpp>
 #include <heed/compiled.hpp>
+#include <heed/measure/select.hpp>
 #include <heed/nn/attention_layers.hpp>
 
 #include <memory>
@@ -34,7 +35,7 @@ struct NamedLayer {
   }
 };
 
-// Every layer of attention_layers.hpp.
+// Every layer of attention_layers.hpp, and one whose queries choose three keys.
 template <class T>
 std::vector<NamedLayer<T>> all_layers(bool causal) {
   std::vector<NamedLayer<T>> all;
@@ -53,6 +54,12 @@ std::vector<NamedLayer<T>> all_layers(bool causal) {
   add("intent calculated", intent(ExtraSource::calculated, RopePairs::interleaved));
   add("ode", nn::resonant_attention<T>(kWidth, kHeads, {}, causal, true));
   add("dialectical", nn::dialectical_head<T>(kWidth, 4, {}, causal));
+  nn::ProjectedAttention<heed::ScaledDot<T>> chooses(nn::AttentionOptions::even(kWidth, kHeads), {},
+                                                     nn::causal_or_full<T>(causal));
+  chooses.stage.choose = [](const auto& in, const auto& mask, const auto& options) {
+    return heed::select_keys(in, mask, 3, options);
+  };
+  add("chosen keys", std::move(chooses));
   return all;
 }
 
@@ -269,6 +276,32 @@ TEST_CASE("A restricted layer sees the keys that its own mask and the other one 
   CHECK(outputs(false, {causal}) == outputs(true, {}));
   CHECK(outputs(false, {near, causal}) == outputs(true, {near}));
   CHECK(outputs(true, {near}) != outputs(true, {}));
+}
+
+TEST_CASE("A layer whose queries choose keys reads these alone") {
+  const auto x = normals<double>(kBatch * kLen, kWidth, 1);
+  nn::ProjectedAttention<heed::ScaledDot<double>> layer(nn::AttentionOptions::even(kWidth, kHeads),
+                                                        {}, heed::causal<double>());
+  shake<double>(layer);
+  CHECK(layer.takes_packed());
+  const std::vector<double> all = forward<double>(layer, kWidth, kBatch, x.view());
+  layer.stage.choose = [](const auto& in, const auto& mask, const auto& options) {
+    return heed::select_keys(in, mask, 2, options);
+  };
+  CHECK_FALSE(layer.takes_packed());
+  const std::vector<double> chosen = forward<double>(layer, kWidth, kBatch, x.view());
+  const heed::BlockLists lists =
+      heed::select_keys<double>(layer.inputs(kBatch), heed::causal<double>(), 2);
+  layer.stage.choose = nullptr;
+  layer.restrict_to(heed::block_lists<double>(lists));
+  CHECK(forward<double>(layer, kWidth, kBatch, x.view()) == chosen);
+  // The first two tokens see no more than two keys.
+  const auto differ = [&](Index first, Index end) {
+    return std::vector<double>(chosen.begin() + first * kWidth, chosen.begin() + end * kWidth) !=
+           std::vector<double>(all.begin() + first * kWidth, all.begin() + end * kWidth);
+  };
+  CHECK_FALSE(differ(0, 2));
+  CHECK(differ(2, kLen));
 }
 
 TEST_CASE("A layer whose rows depend on later ones cannot step") {

@@ -137,7 +137,7 @@ TEST_CASE("packed sequences that do not fit a model are told in one sentence", "
   CHECK_FALSE(batch.takes_packed());
   CHECK(say(batch, 1) ==
         "LanguageModel: packed sequences were given to a model whose rows depend on all rows of a "
-        "batch");
+        "batch, or choose their keys");
   starts.back() = 40;
   CHECK(say(model, 1) == "Context::packed ends with 40, there are 41 rows");
   CHECK(message_of([&] { (void)model.loss(c, 41, tokens.inputs, tokens.targets); }) ==

@@ -195,7 +195,9 @@ class OpRunner final : public RunnerOfAnyOp<typename Op::Scalar, Stored> {
                                *this->pool_),
               Base::kept_mask(variant.mask_with(Base::callers_mask(setup), variant.geometry),
                               variant.geometry, setup.threads),
-              {.threads = setup.threads}) {
+              {.threads = setup.threads}),
+        callers_(call_.mask),
+        choose_(variant.choose) {
     call_.options.name = this->name_.c_str();
     call_.options.precision = setup.precision;
   }
@@ -212,12 +214,15 @@ class OpRunner final : public RunnerOfAnyOp<typename Op::Scalar, Stored> {
                              maps > 1 ? op.normaliser.source(call_.geometry(), 0, 0).width : 0);
   }
 
-  void forward() override { call_.forward(); }
+  void forward() override {
+    if (choose_) call_.mask = heed::with_chosen(choose_, call_.inputs(), callers_, call_.options);
+    call_.forward();
+  }
   void backward() override { call_.backward(); }
 
   [[nodiscard]] GradientPoint gradient_point() override {
     move_tensors();
-    call_.forward();
+    forward();
     call_.backward();
     return {call_.tensors(), call_.gradients(), heed::dense_numbers<double>(call_.grad_out_view())};
   }
@@ -242,6 +247,8 @@ class OpRunner final : public RunnerOfAnyOp<typename Op::Scalar, Stored> {
   }
 
   heed::OpCall<Op> call_;
+  heed::Mask<T> callers_;  // without the keys that the variant chooses
+  heed::KeyChoice<T> choose_;
 };
 
 template <class Stored>

@@ -102,8 +102,9 @@ class ForwardCall {
     }
     inputs_ = take_inputs(op, g, threads, in_);
     out_ = copies_.write_outputs(outputs, g.share.queries_before);
-    if (takes_listed_keys(op, g, call.mask, bound_, call.options.dropout)) {
-      listed_.emplace(op, g, bound_, in_, call.options);
+    if (const ListPairs* const own =
+            takes_listed_keys(op, g, call.mask, bound_, call.options.dropout)) {
+      listed_.emplace(op, g, *own, bound_, in_, call.options);
       return;
     }
     const bool folds = heads_fold(op, g, call.mask, bound_, call.options.dropout);

@@ -25,27 +25,23 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// The lists of a call that has them as its only function of positions, or null.
+// The lists of a call that is one of these; null for other calls.
 template <class Real>
-[[nodiscard]] const ListPairs* lists_of(const BoundMask<Real>& bound) {
+[[nodiscard]] const ListPairs* takes_listed_keys(const OpTiles<Real>& op, const Geometry& g,
+                                                 const Mask<Real>& mask,
+                                                 const BoundMask<Real>& bound,
+                                                 const Dropout& dropout) {
   const PairBlocks* const blocks = bound.only_rule();
-  return blocks && blocks->lists ? static_cast<const ListPairs*>(blocks->pairs.get()) : nullptr;
-}
-
-// Is a call one of these?
-template <class Real>
-[[nodiscard]] bool takes_listed_keys(const OpTiles<Real>& op, const Geometry& g,
-                                     const Mask<Real>& mask, const BoundMask<Real>& bound,
-                                     const Dropout& dropout) {
-  const ListPairs* const pairs = lists_of(bound);
-  return pairs && pairs->lists().query_block == 1 && g.len_q > 0 && g.len_kv > 0 &&
-         g.share == Share{} && op.maps() == 1 && op.streams() && op.normaliser.learnt.count == 0 &&
-         !op.score.traits.derives() && !op.normaliser.traits.uses_extra &&
-         !op.readout.needs_rehearsal() && op.readout.extra_dim(g) == 0 &&
-         !op.readout.traits.counts_steps &&
-         op.readout.traits.diagnostics + op.normaliser.traits.diagnostics == 0 &&
-         !mask.allowed.given() && !mask.bias.given() && !mask.query_documents &&
-         no_part_reads_places(op, g, mask, dropout);
+  if (!blocks || !blocks->lists) return nullptr;
+  const bool takes = blocks->lists->query_block == 1 && g.len_q > 0 && g.len_kv > 0 &&
+                     g.share == Share{} && op.maps() == 1 && op.streams() &&
+                     op.normaliser.learnt.count == 0 && !op.score.traits.derives() &&
+                     !op.normaliser.traits.uses_extra && !op.readout.needs_rehearsal() &&
+                     op.readout.extra_dim(g) == 0 && !op.readout.traits.counts_steps &&
+                     op.readout.traits.diagnostics + op.normaliser.traits.diagnostics == 0 &&
+                     !mask.allowed.given() && !mask.bias.given() && !mask.query_documents &&
+                     no_part_reads_places(op, g, mask, dropout);
+  return takes ? static_cast<const ListPairs*>(blocks->pairs.get()) : nullptr;
 }
 
 // One query's small call: its mask, its pages or copies, and what forward leaves for backward.
@@ -62,12 +58,12 @@ struct ListedQuery {
 template <class Real>
 class ListedKeys {
  public:
-  ListedKeys(const OpTiles<Real>& op, const Geometry& g, const BoundMask<Real>& bound,
-             const Operands<Real>& in, const Options& options)
+  ListedKeys(const OpTiles<Real>& op, const Geometry& g, const ListPairs& pairs,
+             const BoundMask<Real>& bound, const Operands<Real>& in, const Options& options)
       : op_(op),
         g_(g),
         bound_(bound),
-        pairs_(*lists_of(bound)),
+        pairs_(pairs),
         in_(in),
         options_(fold_heads(options)),
         heads_(pairs_.lists().heads > 1 ? g.heads : g.kv_heads) {

@@ -117,8 +117,10 @@ template <class Op>
   require(!variant.traits.reads_later_keys, "attention_of: ", variant.name,
           " reads later keys, there is no causal layer of it");
   even.heads = variant.geometry;
-  return std::make_unique<ProjectedAttention<Op>>(
+  auto layer = std::make_unique<ProjectedAttention<Op>>(
       even, variant.op, variant.mask_with(causal<typename Op::Scalar>(), even.heads));
+  layer->stage.choose = variant.choose;
+  return layer;
 }
 
 // Names of all variants.

@@ -101,7 +101,9 @@ template <class Op>
   g.batch = sequences;
   g.len_q = in.query.shape().len;
   g.len_kv = in.key.shape().len;
-  reference::use_mask(problem, layer.stage.mask);
+  reference::use_mask(problem, layer.stage.mask_read());
+  for (auto& rule : problem.mask.rules)
+    if (auto own = rule->of_sequences(0, batch)) rule = std::move(own);
   return problem;
 }
 

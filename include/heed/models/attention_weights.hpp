@@ -28,7 +28,7 @@ template <class Op>
                                         const Context<typename Op::Scalar>& c, Index batch,
                                         const WeightRequest& request = {}) {
   const Inputs<typename Op::Scalar> in = layer.inputs(batch);
-  return measure_weights(layer.stage.op, in, layer.stage.mask, layer.saved(), request,
+  return measure_weights(layer.stage.op, in, layer.stage.mask_read(), layer.saved(), request,
                          layer.stage.options(c, in.query.shape().len));
 }
 

@@ -235,7 +235,7 @@ class LanguageModel {
             " ids were given for a batch of ", batch, " sequences, it must be a multiple");
     require(c.packed == nullptr || (batch == 1 && takes_packed()),
             "LanguageModel: packed sequences were given ",
-            batch == 1 ? "to a model whose rows depend on all rows of a batch"
+            batch == 1 ? "to a model whose rows depend on all rows of a batch, or choose their keys"
                        : "in several batches, they take one");
     if (c.spread != nullptr) require_spread(c, batch, tokens);
     const TokenPlaces places(c, tokens, tokens / batch);

@@ -3,6 +3,7 @@
 
 // AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside a layer.
 
+#include <heed/engine/key_choice.hpp>
 #include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/nn/context.hpp>
@@ -127,13 +128,16 @@ template <class Real>
 class StageOfAnyOp {
  public:
   Mask<Real> mask;
-  bool learns = true;  // true if the op's parameters are weights of the model
+  KeyChoice<Real> choose;  // of keys that the mask shows; none for most layers
+  bool learns = true;      // true if the op's parameters are weights of the model
   // dL/dsteps of a loss on what the op's steps come to, of the shape of steps(): backward() reads it, in place of that of
   // set_ponder(). Empty for none.
   std::vector<Real> step_gradient;
 
   // The saved numbers of the last forward(); empty if its tokens were spread.
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
+  // The mask of the last forward(), with the keys that were chosen.
+  [[nodiscard]] const Mask<Real>& mask_read() const { return mask_read_; }
   // The steps of the last forward(), (batch, heads, len, step_columns of the readout); empty if the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
 
@@ -229,8 +233,10 @@ class StageOfAnyOp {
             why ? why : "");
     ponder_ = weight;
   }
+  // The mask of queries that stand `position` tokens behind the first key.
   [[nodiscard]] Mask<Real> mask_from(Index position) const {
     Mask<Real> moved = mask;
+    if (position == 0) return moved;
     for (Band& band : moved.bands)
       if (band.align == Align::top_left) band.offset += position;
     for (auto& rule : moved.rules) rule = rule->moved(position);
@@ -239,6 +245,7 @@ class StageOfAnyOp {
   }
 
   Saved<Real> saved_;
+  Mask<Real> mask_read_;
   SavedPieces<Real> saved_of_rank_;  // where tokens are spread
   std::vector<Real> steps_;
 
@@ -258,7 +265,7 @@ class StageOfAnyOp {
 template <class Op>
 class OpStage : public StageOfAnyOp<typename Op::Scalar> {
   using Base = StageOfAnyOp<typename Op::Scalar>;
-  using Base::saved_, Base::saved_of_rank_, Base::steps_;
+  using Base::mask_read_, Base::saved_, Base::saved_of_rank_, Base::steps_;
 
  public:
   using Real = typename Op::Scalar;
@@ -276,17 +283,18 @@ class OpStage : public StageOfAnyOp<typename Op::Scalar> {
       if (op.readout.without_steps() == nullptr)
         to.steps = this->steps_to_count(out.shape(), step_columns(in, out.shape()));
     const Options of_call = this->options(c, in.query.shape().len);
+    PackedInputs<Real> moved = in;
+    // The moved mask has queries behind the first key where they are, also where its offset becomes 0.
+    if (in.first_query != 0) moved.queries_at_end = false;
+    mask_read_ = with_chosen(this->choose, moved, this->mask_from(in.first_query), of_call);
     saved_of_rank_.pieces.clear();
     if (c.spread != nullptr) {
       saved_ = {};
       return heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
-        c.spread->forward({shared, in, this->mask, of_call}, to, saved_of_rank_);
+        c.spread->forward({shared, in, mask_read_, of_call}, to, saved_of_rank_);
       });
     }
-    if (in.first_query == 0) return heed::forward(op, in, this->mask, to, &saved_, of_call);
-    PackedInputs<Real> moved = in;
-    moved.queries_at_end = false;  // the moved mask has them there, also where its offset becomes 0
-    heed::forward(op, moved, this->mask_from(in.first_query), to, &saved_, of_call);
+    heed::forward(op, moved, mask_read_, to, &saved_, of_call);
   }
   // Adds to the gradients of the op's parameters. Where tokens are spread, the first rank adds the gradients of all ranks.
   void backward(const Context<Real>& c, const PackedInputs<Real>& in,
@@ -299,13 +307,13 @@ class OpStage : public StageOfAnyOp<typename Op::Scalar> {
     if (c.spread != nullptr) {
       heed::detail::Door<Op>::share(
           op, &own, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
-            c.spread->backward({shared, in, this->mask, of_call}, saved_of_rank_, out, output,
+            c.spread->backward({shared, in, mask_read_, of_call}, saved_of_rank_, out, output,
                                grads, gradient);
           });
       // Each rank has the gradient of all ranks; only one of them adds it.
       if (c.spread->rank() != 0) return;
     } else {
-      heed::backward(op, in, this->mask, saved_, out, output, grads, &own, of_call);
+      heed::backward(op, in, mask_read_, saved_, out, output, grads, &own, of_call);
     }
     for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
       for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
@@ -354,7 +362,7 @@ class OpStage : public StageOfAnyOp<typename Op::Scalar> {
   }
   // See AttentionLayer::spread_step(); the geometry is that of the op's call on whole sequences.
   [[nodiscard]] Index spread_step(const Context<Real>& c, const Geometry& g) const {
-    return share_step(op, g, this->options(c, g.len_q));
+    return this->choose ? 0 : share_step(op, g, this->options(c, g.len_q));
   }
 
  private:

@@ -81,8 +81,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void keep_in_range() override { stage.keep_in_range(); }
 
-  // False if a row's output depends on all rows of a batch: packed sequences end each by itself.
-  [[nodiscard]] bool takes_packed() const override { return !stage.op.readout.needs_rehearsal(); }
+  // False if a row's output depends on all rows of a batch, for packed sequences end each by itself; or if keys are
+  // chosen, which is done for one sequence at a time.
+  [[nodiscard]] bool takes_packed() const override {
+    return !stage.op.readout.needs_rehearsal() && !stage.choose;
+  }
 
   [[nodiscard]] Index spread_step(const Context<Real>& c, Index batch, Index len) const override {
     Geometry g = frame_.heads();
