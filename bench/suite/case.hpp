@@ -6,6 +6,7 @@
 #include <heed/core/geometry.hpp>
 #include <heed/explain.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -17,8 +18,16 @@ using heed::Index;
 using heed::Pass;
 
 // blocks: a BlockMask that shows a quarter of the pairs in blocks of 128; function: the same mask
-// as a function that is asked in every call.
-enum class MaskKind { full, causal, boolean, bias, blocks, function };
+// as a function that is asked in every call. keys, lists: each query has a list of its own, of 512 keys that lie apart, or of 8
+// blocks of 64 with its own among them, none behind it.
+enum class MaskKind { full, causal, boolean, bias, blocks, function, keys, lists };
+
+[[nodiscard]] constexpr bool has_lists(MaskKind kind) {
+  return kind == MaskKind::keys || kind == MaskKind::lists;
+}
+// Keys in one block of a query's list, and the most blocks.
+[[nodiscard]] constexpr Index list_block(MaskKind kind) { return kind == MaskKind::keys ? 1 : 64; }
+[[nodiscard]] constexpr Index list_count(MaskKind kind) { return 512 / list_block(kind); }
 
 struct Case {
   Index heads, kv_heads, len_q, len_kv, dim, dim_v;  // batch 1
@@ -43,19 +52,31 @@ struct Case {
     if (mask == MaskKind::bias) s += "_bias";
     if (mask == MaskKind::blocks) s += "_blocks";
     if (mask == MaskKind::function) s += "_function";
+    if (mask == MaskKind::keys) s += "_keys";
+    if (mask == MaskKind::lists) s += "_lists";
     if (threads > 1) s += "_" + number(threads) + "threads";
     return s;
   }
 
+  // True if no query sees a later key.
+  [[nodiscard]] bool is_causal() const { return mask == MaskKind::causal || has_lists(mask); }
+  // The pairs of a head that the mask leaves.
+  [[nodiscard]] double pairs() const {
+    const double rows = double(len_q), columns = double(len_kv);
+    if (mask == MaskKind::causal) return rows * (rows + 1) / 2;
+    if (mask == MaskKind::blocks || mask == MaskKind::function) return rows * columns / 4;
+    if (!has_lists(mask)) return rows * columns;
+    double listed = 0;
+    for (Index i = 0, block = list_block(mask); i < len_q; ++i)
+      listed += double(std::min(i / block, list_count(mask) - 1) * block + i % block + 1);
+    return listed;
+  }
+
   // Flops of the two products of forward, or the five of backward, over the pairs that the mask leaves.
   [[nodiscard]] double flops(Pass pass) const {
-    const double rows = double(len_q), columns = double(len_kv);
-    const bool quarter = mask == MaskKind::blocks || mask == MaskKind::function;
-    const double pairs =
-        mask == MaskKind::causal ? rows * (rows + 1) / 2 : rows * columns * (quarter ? 0.25 : 1.0);
     const double per_pair =
         pass == Pass::forward ? 2.0 * double(dim + dim_v) : 2.0 * double(3 * dim + 2 * dim_v);
-    return per_pair * pairs * double(heads);
+    return per_pair * pairs() * double(heads);
   }
   // Bytes of keys and values, with the scales of int8 rows.
   template <class Stored>
@@ -86,6 +107,8 @@ inline constexpr std::size_t kUsualCases = 4;
       square(4, 2048, 64, MaskKind::blocks),
       square(4, 2048, 64, MaskKind::function),
       square(4, 4096, 64, MaskKind::blocks),
+      square(1, 8192, 64, MaskKind::keys),
+      square(1, 8192, 64, MaskKind::lists),
       square(4, 1024, 64),
       square(8, 200, 40),
       square(4, 333, 80),

@@ -9,6 +9,7 @@
 #include <heed/compiled.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/visible.hpp>
+#include <heed/measure/select.hpp>
 
 namespace heed_bench {
 
@@ -45,10 +46,26 @@ struct CaseMask {
       for (std::size_t i = 0; i < count; ++i) numbers.push_back(T(random.normal(i)));
       mask = heed::bias<T>(heed::TensorView<const T>(numbers.data(), pairs));
     }
+    if (has_lists(kind))
+      mask = heed::causal<T>() & heed::block_lists<T>(lists(g, list_block(kind), list_count(kind)));
     if (kind != MaskKind::boolean) return;
     allowed.reset(new bool[count]);
     for (std::size_t i = 0; i < count; ++i) allowed[i] = random.uniform(i) > 0.125;
     mask = heed::boolean<T>({allowed.get(), pairs});
+  }
+
+ private:
+  // The block of each query, and earlier ones by chance.
+  [[nodiscard]] static heed::BlockLists lists(const heed::Geometry& g, Index block, Index count) {
+    const heed::CounterRandom random(7, 5);
+    const Index blocks = (g.len_kv + block - 1) / block;
+    return heed::select_largest<float>(
+        {1, 1, g.len_q, blocks, count, 1, block}, [&](Index, Index, Index i, float* s) {
+          const Index own = std::min(i / block, blocks - 1);
+          for (Index k = 0; k < own; ++k)
+            s[k] = float(random.uniform(std::uint64_t(i * blocks + k)));
+          s[own] = 2;
+        });
   }
 };
 
@@ -187,12 +204,12 @@ template <class Stored, class Op>
   return {[at] { at->forward(); }, [at] { at->call.backward(); }, at->share};
 }
 
-// The call with which others are compared: plain attention, without a mask unless the mask is causal.
+// The call with which others are compared: plain attention, without a mask unless the mask hides later keys.
 template <class Stored>
 [[nodiscard]] Contender baseline(const Case& c, const heed::Options& options) {
   const heed::Variant<heed::ScaledDot<heed::ArithmeticOf<Stored>>> plain{
       heed::kBaseline, "", c.geometry(), {}};
-  return contender<Stored>(plain, c.mask == MaskKind::causal ? c.mask : MaskKind::full, options);
+  return contender<Stored>(plain, c.is_causal() ? MaskKind::causal : MaskKind::full, options);
 }
 
 // Compares the op on a few rows and one key-value head with the reference.
@@ -231,7 +248,8 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
   }
   const Contender mine = contender<Stored>(variant, c.mask, options);
   const bool is_baseline = variant.name == std::string(heed::kBaseline) &&
-                           c.mask != MaskKind::boolean && c.mask != MaskKind::bias;
+                           c.mask != MaskKind::boolean && c.mask != MaskKind::bias &&
+                           !has_lists(c.mask);
   std::optional<Contender> other;
   if (!is_baseline) other = baseline<Stored>(c, options);
   measure<Stored>(state, c, pass, mine, other ? &*other : nullptr);
@@ -241,7 +259,7 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
 // shows them.
 template <class Op>
 [[nodiscard]] bool fits(const heed::Variant<Op>& variant, const Case& c) {
-  if (variant.traits.reads_later_keys && c.mask == MaskKind::causal) return false;
+  if (variant.traits.reads_later_keys && c.is_causal()) return false;
   const heed::Geometry& g = variant.geometry;
   if (Op::ReadoutType::uses_own_rows && g.query_position(g.len_q) > g.len_kv) return false;
   try {

@@ -226,6 +226,7 @@ std::unique_ptr<AnyOp> draw_prototype(Draw& draw, Sizes& sizes);
 std::unique_ptr<AnyOp> draw_dialectical(Draw& draw, Sizes& sizes);
 std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& sizes);
 std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_apart(Draw& draw, Sizes& sizes);
 std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& sizes);
 
 }  // namespace fuzz

@@ -22,6 +22,7 @@ const std::vector<OpEntry>& op_list() {
       {"dialectical", 4, draw_dialectical},
       {"own recency", 2, draw_recency},
       {"own bump", 2, draw_bump},
+      {"own columns", 2, draw_apart},
       {"own parts", 2, draw_own_parts},
   };
   return list;

@@ -26,6 +26,11 @@ std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {
   made->mixed_per_product = 1.1 * largest_of(op.score.height) / 10 + 1;
   return made;
 }
+std::unique_ptr<AnyOp> draw_apart(Draw& draw, Sizes& s) {
+  heed::OwnAttention<Apart, double> op;
+  op.score.rate = draw_param(draw, s, -0.5, 0.5);
+  return make_op(op, ApartFormula{});
+}
 std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
   OwnParts<double> op;
   op.score.weight = draw_param(draw, s, -1, 1);

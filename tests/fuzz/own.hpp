@@ -60,6 +60,31 @@ struct BumpFormula : SoftmaxFormula {  // 0 height
   }
 };
 
+// score = -rate sum_c (q_c - k_c) tanh(q_c - k_c), a sum of columns that no product gives
+template <class T>
+struct Apart {
+  heed::Param<T> rate = T(0.3);
+  static constexpr auto parameters = std::tuple{heed::named("rate", &Apart::rate)};
+  template <class S>
+  S column(const auto& q, const auto& k, const auto&) const {
+    const S apart = q[0] - k[0];
+    return apart * heed::math::tanh(apart);
+  }
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return -p[0] * pair.dot;
+  }
+};
+struct ApartFormula : SoftmaxFormula {  // 0 rate
+  template <class S>
+  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k,
+                        Index width, const S&, const S&, PlainResult<S>&, Index) const {
+    S sum = 0;
+    for (Index c = 0; c < width; ++c) sum += (q[c] - k[c]) * tanh(q[c] - k[c]);
+    return -p.param(0, h) * sum;
+  }
+};
+
 // The mean of a row, and its derivative.
 struct MeanFeature {
   template <class S, class Row>

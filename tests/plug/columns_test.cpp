@@ -66,6 +66,21 @@ struct Laplace {
   }
 };
 
+// The fading columns with a learnt factor of each.
+template <class T>
+struct Weighed : Fading<T> {
+  Param<T> factors;
+  std::vector<Index> factors_shape(const Geometry& g) const { return {-1, 1, g.dim_qk / 2}; }
+  static constexpr auto parameters =
+      std::tuple{tensor("factors", &Weighed::factors, &Weighed::factors_shape)};
+  static constexpr int weights_per_column = 1;
+  static constexpr auto column_weights = &Weighed::factors;
+  template <class S>
+  S column(const auto& q, const auto& k, const auto& w) const {
+    return w[0] * Fading<T>::template column<S>(q, k, w);
+  }
+};
+
 // What a column behind the last one would give is not 0.
 template <class T>
 struct Bells {
@@ -147,7 +162,10 @@ TEST_CASE("a query of a cache adds up columns of keys in any storage", "[columns
 
 TEST_CASE("pairs that nobody sees give nothing, whatever their columns are", "[columns]") {
   const Geometry g{1, 2, 2, 1, 70, 70, 8, 5};
-  OpCall<OwnAttention<Fading, double>> call({}, g, causal<double>());
+  OwnAttention<Weighed, double> op;
+  op.score.factors = Param<double>(std::vector<Index>{2, 1, 4});
+  for (Index n = 0; n < 8; ++n) op.score.factors[n] = 1 - 0.1 * double(n);
+  OpCall call(op, g, causal<double>());
   const auto decay = [&](std::vector<double>& rows, Index row) {
     for (Index c = 4; c < 8; ++c)
       rows[std::size_t(row * 8 + c)] = -30.0 * double(row % 70) - double(c);
