@@ -69,7 +69,8 @@ class Layer final : public nn::AttentionLayer<T> {
     projected.stage.choose = nullptr;
     if (!dense)
       projected.stage.choose = [&](const auto&, const auto& mask, const auto& options) {
-        return heed::select_indexed(index(batch), mask, sizes_.keys, options.threads);
+        return heed::block_lists<T>(
+            heed::select_indexed(index(batch), mask, sizes_.keys, options.threads));
       };
     projected.forward(c, batch, x, y);
   }

@@ -32,7 +32,7 @@ heed::Variant<Op<T>> variant(const heed::Geometry& g) {
           {},
           nullptr,
           [](const auto& in, const auto& mask, const auto& options) {
-            return heed::select_blocks(in, mask, kBlock, kBlocks, options);
+            return heed::block_lists<T>(heed::select_blocks(in, mask, kBlock, kBlocks, options));
           }};
 }
 

@@ -30,7 +30,7 @@ heed::Variant<Op<T>> variant(const heed::Geometry& g) {
           {},
           nullptr,
           [](const auto& in, const auto& mask, const auto& options) {
-            return heed::select_keys(in, mask, kKeys, options);
+            return heed::block_lists<T>(heed::select_keys(in, mask, kKeys, options));
           }};
 }
 

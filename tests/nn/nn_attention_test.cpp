@@ -57,7 +57,7 @@ std::vector<NamedLayer<T>> all_layers(bool causal) {
   nn::ProjectedAttention<heed::ScaledDot<T>> chooses(nn::AttentionOptions::even(kWidth, kHeads), {},
                                                      nn::causal_or_full<T>(causal));
   chooses.stage.choose = [](const auto& in, const auto& mask, const auto& options) {
-    return heed::select_keys(in, mask, 3, options);
+    return heed::block_lists<T>(heed::select_keys(in, mask, 3, options));
   };
   add("chosen keys", std::move(chooses));
   return all;
@@ -286,7 +286,7 @@ TEST_CASE("A layer whose queries choose keys reads these alone") {
   CHECK(layer.takes_packed());
   const std::vector<double> all = forward<double>(layer, kWidth, kBatch, x.view());
   layer.stage.choose = [](const auto& in, const auto& mask, const auto& options) {
-    return heed::select_keys(in, mask, 2, options);
+    return heed::block_lists<double>(heed::select_keys(in, mask, 2, options));
   };
   CHECK_FALSE(layer.takes_packed());
   const std::vector<double> chosen = forward<double>(layer, kWidth, kBatch, x.view());
