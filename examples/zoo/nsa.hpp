@@ -68,7 +68,7 @@ class Branches : public nn::StageOfAnyOp<T> {
     gates_ = heed::dense_numbers<T>(in.extra);
     for (T& gate : gates_) gate = 1 / (1 + std::exp(-gate));
     calls_.clear();
-    Numbers<T> sum(std::size_t(g.query_rows() * g.dim_v));
+    Reals sum(std::size_t(g.query_rows() * g.dim_v));
     for (std::size_t c = 0; c < 3; ++c) {
       heed::Geometry own = g;
       if (c == 0) own.len_kv = windows;
@@ -79,7 +79,7 @@ class Branches : public nn::StageOfAnyOp<T> {
                                                std::move(keys[c]),
                                                std::move(values[c]),
                                                {},
-                                               Numbers<T>(sum.size())});
+                                               Reals(sum.size())});
       if (own.len_kv == 0) continue;
       calls_[c].forward();
       for (std::size_t n = 0; n < sum.size(); ++n) sum[n] += gate(n, c) * calls_[c].out[n];
@@ -90,9 +90,9 @@ class Branches : public nn::StageOfAnyOp<T> {
   // Writes the gradients of what forward() read.
   void backward(const heed::TensorView<const T>& dout, const heed::Gradients<T>& grads) {
     const heed::Geometry g = calls_[1].geometry();
-    const Numbers<T> down = heed::dense_numbers<T>(dout);
-    Numbers<T> dquery(calls_[1].query.size()), dgates(gates_.size());
-    std::array<Numbers<T>, 3> dkeys, dvalues;
+    const Reals down = heed::dense_numbers<T>(dout);
+    Reals dquery(calls_[1].query.size()), dgates(gates_.size());
+    std::array<Reals, 3> dkeys, dvalues;
     for (std::size_t c = 0; c < 3; ++c) {
       auto& call = calls_[c];
       dkeys[c].resize(calls_[1].key.size());
@@ -115,50 +115,49 @@ class Branches : public nn::StageOfAnyOp<T> {
   }
 
  private:
-  template <class Real>
-  using Numbers = std::vector<Real>;
+  using Reals = std::vector<T>;
 
   // The gate of branch c for number n of the output.
   [[nodiscard]] T gate(std::size_t n, std::size_t c) const {
     return gates_[n / std::size_t(calls_[0].geometry().dim_v) * 3 + c];
   }
-  static void write(const Numbers<T>& from, const heed::TensorView<T>& to) {
+  static void write(const Reals& from, const heed::TensorView<T>& to) {
     const heed::Shape& s = to.shape();
     for (Index n = 0; n < Index(from.size()); ++n)
       to(n / s.dim / s.len / s.heads, n / s.dim / s.len % s.heads, n / s.dim % s.len, n % s.dim) =
           from[std::size_t(n)];
   }
   // The heads of each branch, (batch, kv_heads, len, dim), and back.
-  [[nodiscard]] static std::array<Numbers<T>, 3> parts_of(const heed::StoredView<const T>& all) {
+  [[nodiscard]] static std::array<Reals, 3> parts_of(const heed::StoredView<const T>& all) {
     const heed::Shape& s = all.shape();
-    const Numbers<T> from = heed::dense_numbers<T>(all);
+    const Reals from = heed::dense_numbers<T>(all);
     const Index part = s.heads / 3 * s.len * s.dim;
-    std::array<Numbers<T>, 3> parts;
+    std::array<Reals, 3> parts;
     for (Index n = 0; n < 3 * s.batch; ++n)
       parts[std::size_t(n % 3)].insert(parts[std::size_t(n % 3)].end(), from.begin() + n * part,
                                        from.begin() + (n + 1) * part);
     return parts;
   }
-  static void write_parts(const std::array<Numbers<T>, 3>& parts, const heed::TensorView<T>& to) {
+  static void write_parts(const std::array<Reals, 3>& parts, const heed::TensorView<T>& to) {
     const heed::Shape& s = to.shape();
     const Index part = s.heads / 3 * s.len * s.dim;
-    Numbers<T> all;
+    Reals all;
     for (Index n = 0; n < 3 * s.batch; ++n)
       all.insert(all.end(), parts[std::size_t(n % 3)].begin() + n / 3 * part,
                  parts[std::size_t(n % 3)].begin() + (n / 3 + 1) * part);
     write(all, to);
   }
   // Means of the windows of rows (..., len, dim), and the gradient of the rows from that of the means.
-  [[nodiscard]] Numbers<T> means_of(const Numbers<T>& rows, Index len, Index dim) const {
-    Numbers<T> means(rows.size() / std::size_t(len) * std::size_t(sizes_.windows.count(len)));
+  [[nodiscard]] Reals means_of(const Reals& rows, Index len, Index dim) const {
+    Reals means(rows.size() / std::size_t(len) * std::size_t(sizes_.windows.count(len)));
     for_windows(Index(means.size()) / dim, len, dim, [&](std::size_t mean, std::size_t row) {
       means[mean] += rows[row] / T(sizes_.windows.size);
     });
     return means;
   }
-  [[nodiscard]] Numbers<T> spread(const Numbers<T>& dmeans, Index len, Index dim) const {
+  [[nodiscard]] Reals spread(const Reals& dmeans, Index len, Index dim) const {
     const std::size_t windows = dmeans.size() / std::size_t(dim);
-    Numbers<T> drows(windows / std::size_t(sizes_.windows.count(len)) * std::size_t(len * dim));
+    Reals drows(windows / std::size_t(sizes_.windows.count(len)) * std::size_t(len * dim));
     for_windows(Index(windows), len, dim, [&](std::size_t mean, std::size_t row) {
       drows[row] += dmeans[mean] / T(sizes_.windows.size);
     });
@@ -177,7 +176,7 @@ class Branches : public nn::StageOfAnyOp<T> {
 
   Sizes sizes_;
   std::vector<heed::OpCall<heed::ScaledDot<T>>> calls_;
-  Numbers<T> gates_;  // of the output's rows, three each
+  Reals gates_;  // of the output's rows, three each
 };
 
 template <class T>
