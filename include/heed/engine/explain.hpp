@@ -144,9 +144,9 @@ void remark(const CallContext<Real>& c, const Options& options, Index worker_byt
 // A call with a list of keys for each query.
 template <class Real>
 [[nodiscard]] Explanation explain_lists(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
-                                        const Geometry& g, const BoundMask<Real>& bound,
-                                        const Options& options) {
-  const ListedKeys<Real> listed(op, g, bound, {}, options);
+                                        const Geometry& g, const ListPairs& own,
+                                        const BoundMask<Real>& bound, const Options& options) {
+  const ListedKeys<Real> listed(op, g, own, bound, {}, options);
   Explanation e =
       Driver<Real>::explain(op, vjps, listed.geometry(), {}, Pass::forward, fold_heads(options));
   const Index bytes = e.scratch_bytes / std::max(1, e.workers);
@@ -177,8 +177,9 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
-  if (!back && takes_listed_keys(op, g, mask, bound, options.dropout))
-    return explain_lists(op, vjps, g, bound, options);
+  const ListPairs* const own =
+      back ? nullptr : takes_listed_keys(op, g, mask, bound, options.dropout);
+  if (own) return explain_lists(op, vjps, g, *own, bound, options);
   DerivedKeys<Real> keys(op, g, {});
   const CallContext<Real> c = make_context(op, g, bound, Operands<Real>{}, keys, options,
                                            plan_call<Real>(op, g, bound, options, 0, back));
