@@ -28,9 +28,13 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/mask/visible.hpp>
 #include <heed/simd/few_products.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
+#include <functional>
 #include <type_traits>
 #include <vector>
 
@@ -42,6 +46,21 @@ struct Choice {
   Index batch = 1, heads = 1, rows = 0, blocks = 0, count = 0;
   Index query_block = 1, key_block = 1;  // of the lists
 };
+
+namespace detail {
+
+// Numbers that have the order of scores: a NaN lies above all others, -0 is 0, and 0 stands for a score of -infinity.
+template <class Real>
+[[nodiscard]] auto rank_of(Real score) {
+  using Bits = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
+  constexpr Bits sign = Bits(1) << (8 * sizeof(Real) - 1);
+  if (std::isnan(score)) return ~Bits(0);
+  if (score == -kInfinity<Real>) return Bits(0);
+  const Bits bits = std::bit_cast<Bits>(score + Real(0));
+  return Bits(bits & sign ? ~bits : bits | sign);
+}
+
+}  // namespace detail
 
 // The blocks with the largest scores. scores(b, h, row, s) fills s[0 ... blocks), which hold -infinity: blocks that keep it
 // are no candidates. It runs on `threads` threads (0: the default number).
@@ -55,24 +74,24 @@ template <class Real, class Scores>
   parallel_for(tables * chunks, resolve_threads(threads), [&](Index unit) {
     const Index table = unit / chunks, first = unit % chunks * chunk;
     std::vector<Real> s(std::size_t(of.blocks));
-    std::vector<Index> order;
-    const auto above = [&](Index a, Index b) {
-      const Real x = s[std::size_t(a)], y = s[std::size_t(b)];
-      if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && (!std::isnan(y) || a < b);
-      return x > y || (x == y && a < b);
-    };
+    std::vector<decltype(detail::rank_of(Real(0)))> ranks(s.size()), largest;
     for (Index row = first; row < std::min(first + chunk, of.rows); ++row) {
       std::fill(s.begin(), s.end(), -kInfinity<Real>);
       scores(table / of.heads, table % of.heads, row, s.data());
-      order.clear();
-      for (Index k = 0; k < of.blocks; ++k)
-        if (s[std::size_t(k)] != -kInfinity<Real>) order.push_back(k);
-      const Index n = std::min(room, Index(order.size()));
-      if (n < Index(order.size()))
-        std::nth_element(order.begin(), order.begin() + n, order.end(), above);
-      std::sort(order.begin(), order.begin() + n);
-      std::copy_n(order.begin(), n, kept.begin() + (table * of.rows + row) * room);
+      std::transform(s.begin(), s.end(), ranks.begin(), detail::rank_of<Real>);
+      const Index n = std::min(room, of.blocks - std::count(ranks.begin(), ranks.end(), 0U));
       counts[std::size_t(table * of.rows + row)] = n;
+      if (n == 0) continue;
+      // The least rank that is kept, and how many blocks of this rank are.
+      largest = ranks;
+      std::nth_element(largest.begin(), largest.begin() + (n - 1), largest.end(), std::greater<>());
+      const auto least = largest[std::size_t(n - 1)];
+      Index level = std::count(largest.begin(), largest.begin() + n, least);
+      Index* to = kept.data() + (table * of.rows + row) * room;
+      for (Index k = 0; k < of.blocks; ++k) {
+        const auto rank = ranks[std::size_t(k)];
+        if (rank > least || (rank == least && level-- > 0)) *to++ = k;
+      }
     }
   });
   BlockLists lists{of.query_block, of.key_block, {0}, {}, of.batch, of.heads};
