@@ -220,7 +220,7 @@ class Checker {
   // cases of sdpa, dar, ode and prototype keep to a tenth of it.
   static constexpr double kGradientRoundings = 10, kUsualScoreError = 0.1;
 
-  // Counts and winners are exact; a residual and a tension have the accuracy of an output.
+  // Counts and winners are exact; a residual has the accuracy of a mixed row, and a tension that of what the readout makes of one.
   void check_reports() {
     if (results_.engine.reports.size() != plain_.reports.size())
       return fault("there are other reports");
@@ -230,7 +230,7 @@ class Checker {
                 const double s = plain_.s_row[row];
                 return (c_.in_float ? heed_test::tolerance::eps<float>
                                     : heed_test::tolerance::eps<double>)*64 *
-                       (1 + s);
+                       (1 + s) * plain_.gain;
               });
   }
 

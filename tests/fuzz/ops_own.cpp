@@ -29,7 +29,9 @@ std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {
 std::unique_ptr<AnyOp> draw_apart(Draw& draw, Sizes& s) {
   heed::OwnAttention<Apart, double> op;
   op.score.rate = draw_param(draw, s, -0.5, 0.5);
-  return make_op(op, ApartFormula{});
+  auto made = make_op(op, ApartFormula{});
+  made->reads_squares = true;  // a sum of columns, which is at most |q - k|^2
+  return made;
 }
 std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
   OwnParts<double> op;
