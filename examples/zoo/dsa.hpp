@@ -24,6 +24,8 @@
 #include <heed/nn/projected_attention.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
+#include <optional>
+
 namespace zoo::dsa {
 
 namespace nn = heed::nn;
@@ -66,6 +68,7 @@ class Layer final : public nn::AttentionLayer<T> {
     project(index_query, p_);
     project(index_key, z_);
     project(index_weights, w_);
+    loss_.reset();
     projected.stage.choose = nullptr;
     if (!dense)
       projected.stage.choose = [&](const auto&, const auto& mask, const auto& options) {
@@ -118,15 +121,16 @@ class Layer final : public nn::AttentionLayer<T> {
   void set_noise(double sigma, std::uint64_t stream) override {
     projected.set_noise(sigma, stream);
   }
-  // The loss of the last backward().
+  // The indexer's loss, behind backward().
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
-    return {{"index_loss", loss_}};
+    if (!loss_) return {};
+    return {{"index_loss", *loss_}};
   }
 
  private:
   Sizes sizes_;
   nn::Matrix<T> p_, z_, w_, dp_, dz_, dw_;
-  double loss_ = 0;
+  std::optional<double> loss_;
 };
 
 // In plain loops: the row with the keys that the indexer chooses. p and w are of the row's token, z of all tokens.

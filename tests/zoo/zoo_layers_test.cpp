@@ -186,6 +186,7 @@ TEST_CASE("an indexer learns to choose as attention weighs, and attention learns
     layer.dense = dense;
     const auto loss = [&] {
       (void)forward(layer, x);
+      CHECK(layer.diagnostics().empty());
       nn::clear_gradients<double>(layer);
       layer.backward(c, kBatch, x.view(), g.view(), dx.view());
       return layer.diagnostics().at(0).second;
