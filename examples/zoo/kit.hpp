@@ -5,8 +5,8 @@
 // version. Each file has a namespace of its own with
 //
 //   Op<T>                  the op
-//   variant<T>(geometry)   its line in programs: name, settings, sizes, op with starting values, traits, mask where it has one
-//                          of its own (heed/variants.hpp)
+//   variant<T>(geometry)   its line in programs: name, settings, sizes, op with starting values, traits, mask or choice of
+//                          keys where it has one of its own (heed/variants.hpp)
 //   plain(op, row)         the same row by row in plain loops; rows see what the caller's mask shows them, and the variant's own
 //                          mask is a part of what plain() does
 
