@@ -24,7 +24,11 @@
 #include <heed/nn/projected_attention.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
+#include <algorithm>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace zoo::dsa {
 
@@ -71,7 +75,7 @@ class Layer final : public nn::AttentionLayer<T> {
     loss_.reset();
     projected.stage.choose = nullptr;
     if (!dense)
-      projected.stage.choose = [&](const auto&, const auto& mask, const auto& options) {
+      projected.stage.choose = [this, batch](const auto&, const auto& mask, const auto& options) {
         return heed::block_lists<T>(
             heed::select_indexed(index(batch), mask, sizes_.keys, options.threads));
       };

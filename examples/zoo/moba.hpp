@@ -16,6 +16,8 @@
 
 #include <heed/measure/select.hpp>
 
+#include <limits>
+
 namespace zoo::moba {
 
 template <class T>

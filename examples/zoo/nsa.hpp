@@ -23,6 +23,12 @@
 #include <heed/nn/attention_layer.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
 namespace zoo::nsa {
 
 namespace nn = heed::nn;
@@ -243,8 +249,8 @@ class Layer final : public nn::AttentionLayer<T> {
   Branches<T> branches_;
 };
 
-// In plain loops, for the query at row.position of each head that shares keys: `row` has the keys of branch 1, `windows` the
-// means of branch 0, and weights[h] those of the windows for head h of the group.
+// In plain loops: the row, which has the keys of branch 1 up to its own, with the keys of the blocks that it keeps. weights are
+// those of the windows in branch 0, of each head that shares the keys.
 inline PlainRow kept(const PlainRow& row, const std::vector<Numbers>& weights, const Sizes& sizes) {
   const Index own = row.position / sizes.block, step = sizes.block / sizes.windows.stride,
               covers = sizes.windows.size / sizes.windows.stride;

@@ -30,7 +30,7 @@ std::vector<double> forward(Layer& layer, const nn::Matrix<double>& x) {
   layer.forward(c, kBatch, x.view(), y.view());
   return numbers(y.view());
 }
-// The row of query i of head h: keys of head kv, visible where visible(j).
+// The row of query i of head h, with the first `end` keys of head kv.
 zoo::PlainRow row_of(const heed::Inputs<double>& in, Index b, Index h, Index kv, Index i,
                      Index end) {
   const auto numbers_of = [](const auto& view, Index batch, Index head, Index t) {
