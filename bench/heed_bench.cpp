@@ -25,6 +25,8 @@
 #include "../examples/programs/program/words.hpp"
 #include "../examples/zoo/left_out.hpp"
 
+#include <heed/version.hpp>
+
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -235,7 +237,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (arguments.has("--version")) {
-    std::puts("heed_bench " HEED_VERSION);
+    std::printf("heed_bench %s\n", heed::kVersionText);
     return 0;
   }
   if (arguments.has("--tune")) {

@@ -26,6 +26,8 @@ if(HEED_SANITIZE)
                              "LSAN_OPTIONS=suppressions=${PROJECT_BINARY_DIR}/leaks.txt")
   set(HEED_MPI_SANITIZER_OPTIONS "ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0")
 endif()
+separate_arguments(flags UNIX_COMMAND "${HEED_FLAGS}")
+target_compile_options(heed_own INTERFACE ${flags})
 # Programs that name <heed/compiled.hpp> share the variants' code.
 target_link_libraries(heed_engine PRIVATE $<BUILD_INTERFACE:heed_own>)
 target_link_libraries(heed_compiled PRIVATE $<BUILD_INTERFACE:heed_own>)

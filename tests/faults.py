@@ -5,6 +5,7 @@
 faults.py check              does each such row fit its file? Nothing is built; exit 1 if one does not
 faults.py replay NUMBER...   plants these faults one after the other, in a copy of the tree below build/faults/
 faults.py draw COUNT SEED    numbers of rows, drawn at random
+faults.py share N COUNT      numbers of each COUNT-th row, from row N on (0 is the first)
 
 A test that can do without a fault's row is one that fails without the fault, or passes with it; both end with 1.
 """
@@ -257,9 +258,10 @@ def main(words):
         return check()
     if len(words) > 1 and words[0] == "replay":
         return replay([int(word) for word in words[1:]])
-    if len(words) == 3 and words[0] == "draw":
+    if len(words) == 3 and words[0] in ("draw", "share"):
         numbers = [row.number for row in rows().values() if row.edits]
-        print(*random.Random(int(words[2])).sample(numbers, int(words[1])))
+        first, second = int(words[1]), int(words[2])
+        print(*random.Random(second).sample(numbers, first) if words[0] == "draw" else numbers[first::second])
         return 0
     sys.exit(__doc__)
 

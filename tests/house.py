@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 11445,
     "files behind heed/attention.hpp": 143,
     "lines behind heed/attention.hpp": 24230,
-    "lines of all headers": 51980,
+    "lines of all headers": 52000,
     "lines of README.md": 150,
 }
 

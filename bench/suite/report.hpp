@@ -6,6 +6,8 @@
 
 #include "../../examples/programs/program/machine.hpp"
 
+#include <heed/version.hpp>
+
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -184,8 +186,9 @@ class MarkdownReporter : public benchmark::BenchmarkReporter {
  public:
   bool ReportContext(const Context& context) override {
     const std::time_t now = std::time(nullptr);
-    GetOutputStream() << machine_line(context.cpu_info) << "heed " HEED_VERSION ", commit "
-                      << HEED_COMMIT << ", " << std::put_time(std::gmtime(&now), "%F") << "\n\n";
+    GetOutputStream() << machine_line(context.cpu_info) << "heed " << heed::kVersionText
+                      << ", commit " << HEED_COMMIT << ", "
+                      << std::put_time(std::gmtime(&now), "%F") << "\n\n";
     return true;
   }
   void ReportRuns(const std::vector<Run>& runs) override {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "bytes/safetensors.hpp"
 #include "catch.hpp"
-#include "fuzz_safetensors.cpp"
 #include "temporary.hpp"
 
 #include <heed/io/atomic_file.hpp>

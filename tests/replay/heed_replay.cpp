@@ -8,6 +8,8 @@
 #include "replay/module.hpp"
 #include "replay/run.hpp"
 
+#include <heed/version.hpp>
+
 #include <cstdio>
 #include <functional>
 
@@ -108,7 +110,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (word == "--version") {
-    std::puts("heed_replay " HEED_VERSION);
+    std::printf("heed_replay %s\n", heed::kVersionText);
     return 0;
   }
   if (starts_with(word, "-"))

@@ -12,6 +12,7 @@
 #include "../report/page.hpp"
 
 #include <heed/core/parallel.hpp>
+#include <heed/version.hpp>
 
 #include <unistd.h>
 
@@ -136,7 +137,8 @@ void require_memory(const heed::Shape& shape) {
 
 void declare(CLI::App& app, Settings& settings, Words& words) {
   app.set_help_flag("--help,-h", "Prints this help and ends");
-  app.set_version_flag("--version", "heed_compare " HEED_VERSION, "Prints the version and ends");
+  app.set_version_flag("--version", std::string("heed_compare ") + heed::kVersionText,
+                       "Prints the version and ends");
   app.footer(std::string(heed_program::kExitCodes) + kOutput);
   const std::string of_zoo =
       zoo_names().empty() ? "" : "; of the zoo, or zoo for all of these: " + joined(zoo_names());

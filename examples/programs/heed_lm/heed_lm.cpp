@@ -10,6 +10,8 @@
 #include "../program/ranks.hpp"
 #include "commands.hpp"
 
+#include <heed/version.hpp>
+
 #include <algorithm>
 
 namespace {
@@ -260,7 +262,8 @@ class CommandLine {
  public:
   CommandLine() {
     app_.set_help_flag("--help,-h", "Prints this help and ends");
-    app_.set_version_flag("--version", "heed_lm " HEED_VERSION, "Prints the version and ends");
+    app_.set_version_flag("--version", std::string("heed_lm ") + heed::kVersionText,
+                          "Prints the version and ends");
     app_.require_subcommand(1);
     app_.footer(std::string("heed_lm COMMAND --help lists the options of a command.\n\n") +
                 heed_program::kExitCodes + kOutput);

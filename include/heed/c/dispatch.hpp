@@ -7,6 +7,7 @@
 
 #include <heed/c/table.hpp>
 #include <heed/core/system.hpp>
+#include <heed/version.hpp>
 
 #include <atomic>
 #include <charconv>
@@ -18,8 +19,6 @@
 #endif
 
 namespace heed_c {
-
-inline constexpr const char* kVersion = "0.1.0";
 
 // The code of one instruction set, and whether this processor has it.
 struct Instance {
@@ -228,7 +227,7 @@ void heed_cache_free(heed_cache* cache) {
 }
 
 const char* heed_last_error(void) { return heed_c::last_error().c_str(); }
-const char* heed_version(void) { return heed_c::kVersion; }
+const char* heed_version(void) { return heed::kVersionText; }
 
 int heed_threads(void) {
   const int set = heed_c::thread_count();

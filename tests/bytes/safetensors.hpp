@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#pragma once
+
 // Whatever the bytes, the reader takes the file or refuses it by std::runtime_error with one
 // sentence. A file that it takes keeps all rules, counted here a second time, and comes back equal
-// from the writer. A breach throws std::logic_error, which the fuzzer reports as a crash.
+// from the writer. A breach throws std::logic_error.
+
+#include "bytes/bytes.hpp"
 
 #include <heed/io/safetensors.hpp>
 
@@ -22,9 +26,7 @@ using heed::io::Safetensors;
 using heed::io::SafetensorsWriter;
 using heed::io::TensorInfo;
 
-inline void demand(bool condition, const char* what) {
-  if (!condition) throw std::logic_error(what);
-}
+using heed_bytes::demand;
 
 // Every data byte belongs to exactly one tensor, and each tensor has the bytes of its shape and width.
 inline void check_spans(const Safetensors& file, std::size_t file_bytes) {
@@ -125,10 +127,3 @@ inline bool run(std::span<const std::byte> bytes) {
 }
 
 }  // namespace fuzz_safetensors
-
-// The fuzzer gives this name.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  fuzz_safetensors::run(std::as_bytes(std::span(data, size)));
-  return 0;
-}

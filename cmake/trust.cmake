@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Holds heed to what it promises beyond the check, one promise by each lane, and writes the results into tests/TRUST.md:
+#   cmake -P cmake/trust.cmake [LANE...]      without a lane all of them, the most valuable first; --list names them
+# A lane builds and works below build/trust/LANE. One that was stopped goes on behind the last part that passed, as long as
+# the commit is the same; a part that failed is repeated. Compilers are found by the names that Debian gives them;
+# CXXFLAGS and LDFLAGS of the environment reach each build.
+cmake_minimum_required(VERSION 3.22)
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+include("${CMAKE_CURRENT_LIST_DIR}/lanes.cmake")
+set(page "${HEED_SOURCE}/tests/TRUST.md")
+set(introduction "# What was held against its promise
+
+`cmake -P cmake/trust.cmake` writes this page; nothing here is written by hand. `cmake -P cmake/trust.cmake LANE` runs one
+lane, and goes on where it was stopped. Each result stands with its commit (`+`: with changes), the day, and the class of
+the processor; a lane is open until it has ended once. The times are those of two processors. What a lane runs stands in
+`cmake/trust.cmake`; `tests/README.md` says what the tests hold.
+")
+
+lane(check PROMISE "everything builds and all tests pass" NEEDS "an hour"
+     TIMES 1 SAYS "[0-9]+ passed, [0-9]+ failed" RUN "${CMAKE_COMMAND}" -P cmake/check.cmake)
+
+# All programs and tests below sanitizers. Packages that others compile (consumers, PyTorch, Python) have no sanitizer.
+set(sanitized -DHEED_SANITIZE=address,undefined -DHEED_C_LEVELS=x86-64-v3 -DHEED_BUILD_TORCH=OFF)
+lane(address PROMISE "AddressSanitizer and UBSan (g++, -march=native) report nothing" NEEDS "2 hours"
+     OPTIONS ${sanitized} TESTS -E "^(consumer|headers|python|torch)")
+lane(address-clang PROMISE "AddressSanitizer and UBSan (clang 14, no -march) report nothing" NEEDS "2 hours, clang and libomp-dev"
+     OPTIONS ${sanitized} -DHEED_NATIVE=OFF -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
+     TESTS -E "^(consumer|headers|python|torch)")
+
+# Programs of one build: everything for this machine, as the check compiles it.
+lane(calls PROMISE "1,000,000 random calls agree with plain loops" NEEDS "an hour"
+     BUILD plain TARGETS heed_fuzz_calls TIMES 20 RUN "{build}/bin/heed_fuzz_calls" --count 50000 --seed {n}00001)
+lane(determinism PROMISE "250 calls on 1, 2, 3, 4, 7 and 8 threads have the same bits, forward and backward, every variant"
+     NEEDS "half an hour" BUILD plain TARGETS heed_determinism_test
+     TIMES 1 RUN "{build}/bin/heed_determinism_test" "[.long]")
+
+# Threads by clang's own OpenMP, which tells the sanitizer where threads meet; without it each join is a false report.
+set(archer ENVIRONMENT TSAN_OPTIONS=ignore_noninstrumented_modules=1 OMP_TOOL_LIBRARIES=libarcher.so)
+set(threads -DHEED_SANITIZE=thread -DHEED_BUILD_C=OFF -DHEED_BUILD_BENCH=OFF -DHEED_BUILD_EXAMPLES=OFF
+    -DCMAKE_CXX_COMPILER=clang++-19)
+lane(race PROMISE "ThreadSanitizer sees a race that is planted in a loop on heed's threads" NEEDS "a minute, clang-19 and libomp-19-dev"
+     ${archer} BUILD threads OPTIONS ${threads} TARGETS heed_planted_race
+     TIMES 1 RUN sh -c "{build}/bin/heed_planted_race && ! {build}/bin/heed_planted_race race")
+lane(threads PROMISE "ThreadSanitizer reports nothing" NEEDS "2 hours, clang-19 and libomp-19-dev" ${archer}
+     BUILD threads OPTIONS ${threads} TESTS -L portable -E "^headers")
+
+# A sample of the tests, compiled in other ways.
+macro(sample name promise needs)
+  lane(${name} PROMISE "the sample of tests passes ${promise}" NEEDS "a quarter of an hour${needs}" TARGETS heed_sample
+       OPTIONS -DHEED_SAMPLE=ON -DHEED_BUILD_C=OFF -DHEED_BUILD_BENCH=OFF -DHEED_BUILD_EXAMPLES=OFF -DHEED_NATIVE=OFF ${ARGN}
+       TESTS -L sample)
+endmacro()
+foreach(level IN ITEMS 0 2 3)
+  sample(O${level} "at -O${level} -march=native" "" -DHEED_NATIVE=ON -DHEED_FLAGS=-O${level})
+endforeach()
+sample(v1 "without any flag (SSE2)" "")
+foreach(level IN ITEMS 2 3 4)
+  sample(v${level} "for x86-64-v${level}" "" -DHEED_FLAGS=-march=x86-64-v${level})
+endforeach()
+sample(cxx23 "in C++23 by g++" "" -DCMAKE_CXX_STANDARD=23)
+foreach(version IN ITEMS 14 16 19)
+  sample(clang-${version} "by clang ${version} for x86-64-v3" ", clang-${version}" -DCMAKE_CXX_COMPILER=clang++-${version} -DHEED_FLAGS=-march=x86-64-v3)
+endforeach()
+sample(clang-cxx23 "in C++23 by clang 19 for x86-64-v4" ", clang-19" -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_CXX_STANDARD=23 -DHEED_FLAGS=-march=x86-64-v4)
+
+# Bytes that somebody else wrote, made by libFuzzer out of the committed ones in tests/bytes/.
+foreach(input IN ITEMS safetensors checkpoint vocabulary merges instructions memory dlpack c_call command_line)
+  set(runs 250000)
+  if(input STREQUAL "safetensors")
+    set(runs 1000000)
+  endif()
+  lane(bytes-${input} PROMISE "libFuzzer finds nothing in 20 times ${runs} runs, or two hours, of ${input} (tests/bytes)" NEEDS "an hour, clang-19"
+       BUILD bytes TARGETS heed_fuzz_bytes OPTIONS -DHEED_SANITIZE=address,undefined,fuzzer-no-link -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_C_COMPILER=clang-19
+               -DHEED_NATIVE=OFF -DHEED_C_LEVELS=x86-64-v3 -DHEED_BUILD_TORCH=OFF
+       ENVIRONMENT HEED_INPUT=${input} LSAN_OPTIONS=suppressions={build}/leaks.txt
+       TIMES 20 RUN sh -c "mkdir -p {build}/${input} && {build}/bin/heed_fuzz_bytes -runs=${runs} -max_total_time=360 -seed={n}1 -timeout=10 -rss_limit_mb=1024 {build}/${input} tests/bytes/${input}")
+endforeach()
+
+lane(faults PROMISE "each fault of tests/FAULTS.md that carries its change fails its test" NEEDS "a day"
+     TIMES 60 RUN sh -c "python3 -B tests/faults.py replay $(python3 -B tests/faults.py share {n} 60)")
+
+# What each row says of where it was measured.
+find_program(GIT git REQUIRED)
+execute_process(COMMAND "${GIT}" -C "${HEED_SOURCE}" describe --always --exclude=* --dirty=+ OUTPUT_VARIABLE commit
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+string(TIMESTAMP today "%Y-%m-%d" UTC)
+set(cpuinfo "")
+if(EXISTS /proc/cpuinfo)
+  file(READ /proc/cpuinfo cpuinfo LIMIT 8192)
+endif()
+cmake_host_system_information(RESULT machine QUERY PROCESSOR_DESCRIPTION)
+if(cpuinfo MATCHES "AuthenticAMD[^:]*: 26\n")
+  set(machine "Zen 5")
+elseif(cpuinfo MATCHES "AuthenticAMD[^:]*: 25\n")
+  set(machine "Zen 3")
+  if(cpuinfo MATCHES " avx512f ")
+    set(machine "Zen 4")
+  endif()
+endif()
+
+set(lanes "")
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE 3 ${last})
+  if(i GREATER last OR CMAKE_ARGV${i} STREQUAL "--")
+    continue()
+  endif()
+  list(APPEND lanes "${CMAKE_ARGV${i}}")
+endforeach()
+if(lanes STREQUAL "--list")
+  foreach(name IN LISTS HEED_LANES)
+    message(NOTICE "${name}: ${${name}_PROMISE} (${${name}_NEEDS})")
+  endforeach()
+  return()
+endif()
+foreach(name IN LISTS lanes)
+  if(NOT name IN_LIST HEED_LANES)
+    list(JOIN HEED_LANES ", " known)
+    message(FATAL_ERROR "there is no lane \"${name}\"; the lanes are ${known}")
+  endif()
+endforeach()
+if(NOT lanes)
+  set(lanes ${HEED_LANES})
+endif()
+foreach(lane IN LISTS lanes)
+  run_lane()
+  set(row_${lane} "| `${lane}` | ${${lane}_PROMISE} | ${said} | ${commit} | ${today} | ${machine} |")
+  message(NOTICE "== ${lane}: ${said}")
+  write_page()
+endforeach()
