@@ -32,7 +32,13 @@ lane(calls PROMISE "1,000,000 random calls agree with plain loops" NEEDS "an hou
      BUILD plain TARGETS heed_fuzz_calls TIMES 20 RUN "{build}/bin/heed_fuzz_calls" --count 50000 --seed {n}00001)
 lane(determinism PROMISE "250 calls on 1, 2, 3, 4, 7 and 8 threads have the same bits, forward and backward, every variant"
      NEEDS "half an hour" BUILD plain TARGETS heed_determinism_test
-     TIMES 1 RUN "{build}/bin/heed_determinism_test" "[.long]")
+     TIMES 1 RUN "{build}/bin/heed_determinism_test" "[repeats]")
+lane(callers PROMISE "10,000 calls by eight threads that share const ops have the bits of one, and leave no memory behind"
+     NEEDS "some minutes" BUILD plain TARGETS heed_determinism_test
+     TIMES 1 RUN "{build}/bin/heed_determinism_test" "[callers]")
+lane(accuracy PROMISE "out and gradients are as accurate on hard inputs as the headers of the variants say" NEEDS "a quarter of an hour"
+     BUILD plain TARGETS heed_accuracy
+     TIMES 1 SAYS "[0-9]+ of [0-9]+ bounds hold" RUN "{build}/bin/heed_accuracy" include/heed/ops)
 
 # Threads by clang's own OpenMP, which tells the sanitizer where threads meet; without it each join is a false report.
 set(archer ENVIRONMENT TSAN_OPTIONS=ignore_noninstrumented_modules=1 OMP_TOOL_LIBRARIES=libarcher.so)
@@ -76,6 +82,8 @@ foreach(input IN ITEMS safetensors checkpoint vocabulary merges instructions mem
        TIMES 20 RUN sh -c "mkdir -p {build}/${input} && {build}/bin/heed_fuzz_bytes -runs=${runs} -max_total_time=360 -seed={n}1 -timeout=10 -rss_limit_mb=1024 {build}/${input} tests/bytes/${input}")
 endforeach()
 
+lane(mutants PROMISE "the tests notice 270 of 300 mutants of engine, simd, mask and plug (tests/mutants.py, seed 1)" NEEDS "half a day"
+     TIMES 1 SAYS "[0-9]+ of [0-9]+ mutants noticed" RUN python3 -B tests/mutants.py run 300 1)
 lane(faults PROMISE "each fault of tests/FAULTS.md that carries its change fails its test" NEEDS "a day"
      TIMES 60 RUN sh -c "python3 -B tests/faults.py replay $(python3 -B tests/faults.py share {n} 60)")
 

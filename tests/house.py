@@ -31,8 +31,8 @@ BUDGETS = {
     "lines behind one op, both ways": 18900,
     "lines behind one op beside heed::engine": 11445,
     "files behind heed/attention.hpp": 143,
-    "lines behind heed/attention.hpp": 24230,
-    "lines of all headers": 52000,
+    "lines behind heed/attention.hpp": 24250,
+    "lines of all headers": 52015,
     "lines of README.md": 150,
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same bits for any number of threads, any number of times, and from several threads at once. The
-// long lane (250 repeats) runs with the tag [.long].
+// long cases run with their tags: 250 repeats, and 10,000 calls by eight threads.
 
 #include "conformance/compare.hpp"
 
+#include <fstream>
 #include <thread>
 
 using namespace heed_test;
@@ -96,6 +97,32 @@ void check_threads(std::size_t repeats) {
     }
 }
 
+// Threads that call one op at once, each `repeats` times.
+template <class T>
+void check_callers(const Runner<T>& runner, int callers, int repeats) {
+  Call<T> call = random_call<T>(runner.geometry, runner.extra_dim);
+  call.options = small_tiles();
+  call.mask = owned(heed::causal<T>());
+  const Bits<T> alone = run(runner, call, 1);
+  std::vector<int> same(std::size_t(callers), 0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < callers; ++t)
+    threads.emplace_back([&, t] {
+      for (int r = 0; r < repeats; ++r)
+        same[std::size_t(t)] += run(runner, call, 1 + (t + r) % 3) == alone ? 1 : 0;
+    });
+  for (std::thread& thread : threads) thread.join();
+  INFO(runner.name);
+  CHECK(same == std::vector<int>(std::size_t(callers), repeats));
+}
+
+// Pages of memory that this process has; 0 where the system does not say.
+[[nodiscard]] long resident_pages() {
+  long whole = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> whole >> resident;
+  return resident;
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("results have the same bits on 1, 2, 3, 4, 7 and 8 threads", "[determinism]",
@@ -104,29 +131,26 @@ TEMPLATE_TEST_CASE("results have the same bits on 1, 2, 3, 4, 7 and 8 threads", 
 }
 
 TEMPLATE_TEST_CASE("results have the same bits 250 times on 1, 2, 3, 4, 7 and 8 threads",
-                   "[.long][determinism]", float, double) {
+                   "[.long][repeats]", float, double) {
   check_threads<TestType>(250);
 }
 
 TEMPLATE_TEST_CASE("four threads that call one op at once get what each would get alone",
                    "[determinism]", float, double) {
   for (const Runner<TestType>& runner :
-       all_runners<TestType, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8))) {
-    Call<TestType> call = random_call<TestType>(runner.geometry, runner.extra_dim);
-    call.options = small_tiles();
-    call.mask = owned(heed::causal<TestType>());
-    const Bits<TestType> alone = run(runner, call, 1);
-    for (int repeat = 0; repeat < 5; ++repeat) {
-      std::vector<int> same(4, 0);
-      std::vector<std::thread> threads;
-      for (int t = 0; t < 4; ++t)
-        threads.emplace_back(
-            [&, t] { same[std::size_t(t)] = run(runner, call, 1 + t % 3) == alone ? 1 : 0; });
-      for (std::thread& thread : threads) thread.join();
-      INFO(runner.name);
-      CHECK(same == std::vector<int>{1, 1, 1, 1});
-    }
-  }
+       all_runners<TestType, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8)))
+    for (int repeat = 0; repeat < 5; ++repeat) check_callers(runner, 4, 1);
+}
+
+TEST_CASE("10,000 calls by eight threads that share const ops leave no memory behind",
+          "[.long][callers]") {
+  const auto runners = all_runners<float, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8));
+  const int repeats = int(10000 / 8 / runners.size()) + 1;
+  // The first calls of a thread take memory that it keeps.
+  for (const Runner<float>& runner : runners) check_callers(runner, 8, 10);
+  const long before = resident_pages();
+  for (const Runner<float>& runner : runners) check_callers(runner, 8, repeats);
+  CHECK(resident_pages() - before < 256);
 }
 
 #ifdef _OPENMP

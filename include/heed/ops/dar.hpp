@@ -34,6 +34,10 @@
 //           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
 // Learning  keep_in_range() (core/interval.hpp) after a step: sharpness stays positive; of a converged gate,
 //           feedback shrinks until contraction() < 1.
+// Accuracy  errors of out, gradients on hard inputs (README.md beside this file):
+//           accuracy of dar            float 1e-5, 8e-2; double 2e-14, 2e-11
+//           accuracy of dar-unrolled   float 3e-5, 3e-2; double 2e-14, 3e-10
+//           accuracy of dar-converged  float 2e-5, 4e-2; double 3e-14, 5e-11
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2 to 7 and 11. Differs in
 //           hiding fully masked rows and in computing dlambda at lambda = 0.
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.

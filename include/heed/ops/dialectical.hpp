@@ -56,6 +56,8 @@
 //           sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and which still recurses. No NaN where all products
 //           of a row are finite, however long u or z are. per_token: no bit of a row depends on another row.
 // Accuracy  double: 1e-12 of the largest entry, unless rounding decides whether a row halts.
+//           errors of out, gradients on hard inputs (README.md beside this file):
+//           accuracy of dialectical  float 4e-6, 2e-4; double 1e-14, 6e-13
 // Ranges    useful: 2 to 4 steps, halt_eps 1e-4 ... 1e-2. Adaptive: up to 8 steps, bh = 1 in the
 //           beginning (rows then take two steps), a cost of 1e-3 ... 1e-1 per step in the loss.
 // Source    "Dialectical (Recursive Dual) Attention". (7), (8) and rho: Graves 2016, "Adaptive Computation Time for

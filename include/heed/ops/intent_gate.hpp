@@ -25,6 +25,10 @@
 //          calculated gate reads its own key and value whether or not the mask shows them to the
 //          query; they must be at hand (Inputs::first_query).
 // Accuracy s and 1 - s within 4 eps of themselves, in both tails, down to exp(-87) (float).
+//          errors of out, gradients on hard inputs (README.md beside this file):
+//          accuracy of intent             float 6e-6, 9e-5; double 9e-15, 2e-13
+//          accuracy of intent-from-q      float 9e-6, 2e-4; double 3e-14, 3e-13
+//          accuracy of intent-calculated  float 6e-5, 2e-4; double 9e-14, 3e-13
 // Source   "Neon016: QKVI Intent Attention", section 2; neon010 (from q) and neon052 (calculated),
 //          section 4. Differs in the per-head grain and the bias, which are ours.
 // Cost     one sigmoid per output number; from q: dim_qk dim_v multiplications a row, calculated

@@ -10,6 +10,8 @@
 //
 // Shapes  query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 //         kv_heads, len_kv, dim_v), out (batch, heads, len_q, dim_v); kv_heads divides heads.
+// Errors  of out, gradients on hard inputs (README.md beside this file):
+//         accuracy of sdpa  float 8e-6, 1e-4; double 1e-14, 2e-13
 // Source  A. Vaswani et al., Attention is all you need (2017), equation 1; streamed as in T. Dao et al.,
 //         FlashAttention (2022).
 

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Small faults drawn at random, all compiled into one build, each switched on by itself: how many do the tests notice?
+
+mutants.py list COUNT SEED [FILE...]     prints COUNT mutants of include/heed/{engine,simd,mask,plug}, or of these files
+mutants.py run COUNT SEED [FILE...]      plants them in a copy of the tree below build/mutants/, builds the portable tests and runs
+                                         them for each; goes on where it was stopped; ends with 1 if less than 90 % are noticed
+
+A mutant is another comparison, the other sign, a number one larger, or a statement left out. The mutant that the environment's
+HEED_MUTANT names is on; without it the copy computes what the tree does. Places that only a compiler reads cannot be switched:
+each one that does not compile is left out, and the next of the drawing takes its place.
+"""
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faults
+
+ROOT = faults.ROOT
+WORK = ROOT / "build" / "mutants"
+TREE, BUILD = WORK / "tree", WORK / "build"
+ROOMS = "engine", "simd", "mask", "plug"
+# Programs that notice most mutants, and take seconds.
+FIRST = (["heed_fuzz_calls", "--count", "2000"], ["heed_fuzz_calls", "--count", "10000", "--seed", "700001"])
+
+# Each operator stands behind itself once more with the switch between: `a < b` is `a < heed_mutants::Other{7} < b`, which binds as
+# before, and compares by <= where mutant 7 is on.
+OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "*": "+", "/": "*"}
+PLACE = re.compile(r" (<|<=|>|>=|==|!=|\+|-|\*|/) (?=[\w(~!-])|(?<=[ (\[])(\d)(?=[ ;)\],])|^( +)([a-z]\w*[\w.\->\[\]]*(?: [-+*]?= |\()[^;{}]*\));$")
+# Lines that a compiler reads, or that hold text.
+LEFT_OUT = re.compile(r'constexpr|virtual|static_assert|template|requires|concept|operator|using |typename|enum |#|"|\breturn \{|: \w+\(|case |^\s*//')
+
+SWITCHES = "\n".join(
+    ["#pragma once", "#include <cstdlib>", "namespace heed_mutants {",
+     "inline const int active = std::getenv(\"HEED_MUTANT\") ? std::atoi(std::getenv(\"HEED_MUTANT\")) : -1;",
+     "inline bool on(int mutant) { return mutant == active; }",
+     "inline int number(int mutant, int n) { return on(mutant) ? n + 1 : n; }",
+     "struct Other { int mutant; };"] +
+    [f"""template <class A> struct Left{at} {{ A a; int mutant; }};
+template <class A> constexpr auto operator{old}(const A& a, Other other) {{ return Left{at}<A>{{a, other.mutant}}; }}
+template <class A, class B> constexpr auto operator{old}(Left{at}<A> left, const B& b) -> decltype(left.a {old} b) {{
+  return on(left.mutant) ? left.a {new} b : left.a {old} b;
+}}""" for at, (old, new) in enumerate(OTHER.items())] + ["}", ""])
+
+
+def places(files):
+    """Everywhere a mutant may stand: (file, line from 0, column, text, how to switch it, in words)."""
+    found = []
+    for file in files:
+        before = ""
+        for number, line in enumerate((ROOT / file).read_text().splitlines()):
+            last, before = before, line.split("//")[0].rstrip() or before
+            code = line.split("//")[0].rstrip()
+            if last.endswith("\\") or not code.startswith("  ") or LEFT_OUT.search(code):
+                continue
+            for hit in PLACE.finditer(code):
+                sign, digit, indent, statement = hit.groups()
+                if sign:
+                    change = f" {sign} heed_mutants::Other{{%d}} {sign} ", f"{OTHER[sign]} for {sign}"
+                elif digit:
+                    change = f"heed_mutants::number(%d, {digit})", f"{int(digit) + 1} for {digit}"
+                elif last.endswith((";", "{", "}")):
+                    change = f"{indent}heed_mutants::on(%d) ? void() : void({statement});", "left out"
+                else:
+                    continue
+                found.append((file, number, hit.start(), hit[0], *change))
+    return found
+
+
+def drawn(files, count, seed):
+    """Places in a random order, no two of one line, so that an error names one of them."""
+    order = places(files)
+    random.Random(seed).shuffle(order)
+    lines, chosen = set(), []
+    for place in order:
+        if place[:2] not in lines:
+            lines.add(place[:2])
+            chosen.append(place)
+    return chosen
+
+
+def words(number, place):
+    file, line, _, text, _, change = place
+    return f"{number:>4}  {file}:{line + 1}: {text.strip()} -> {change}"
+
+
+def plant(chosen):
+    """Writes the copy of the tree with these mutants, by number."""
+    by_file = {}
+    for number, place in chosen.items():
+        by_file.setdefault(place[0], []).append((number, place))
+    config = Path("include/heed/core/config.hpp")
+    for file in {path.relative_to(ROOT) for path in (ROOT / "include/heed").rglob("*.hpp")}:
+        lines = (ROOT / file).read_text().splitlines()
+        for number, (_, line, column, text, switch, _) in by_file.get(file, []):
+            lines[line] = lines[line][:column] + switch % number + lines[line][column + len(text):]
+        text = "\n".join(lines) + "\n"
+        if file == config:
+            text = text.replace("#pragma once\n", "#pragma once\n#include <heed/mutants.hpp>\n", 1)
+        if (TREE / file).read_text() != text:
+            (TREE / file).write_text(text)
+    (TREE / "include/heed/mutants.hpp").write_text(SWITCHES)
+
+
+def refused(log, chosen):
+    """Numbers of mutants at lines that the compiler's output names in an error, or in the notes of one that names none."""
+    at = {(str(place[0]), place[1] + 1): number for number, place in chosen.items()}
+    pattern = re.compile(r"(include/heed/[\w/]+\.hpp):(\d+):\d+: (\w[\w ]*):")
+    named = [(at.get((hit[1], int(hit[2]))), "error" in hit[3]) for hit in pattern.finditer(log)]
+    errors = {number for number, error in named if number is not None and error}
+    return errors or {number for number, _ in named if number is not None}
+
+
+def build_with(order, count):
+    """Plants and builds the first `count` places that compile; returns them by number."""
+    chosen, waiting = dict(enumerate(order[:count])), list(enumerate(order))[count:]
+    while True:
+        plant(chosen)
+        command = ["cmake", "--build", BUILD, "--target", "heed_fuzz_calls", "heed_portable", "--", "-k", "0"]
+        log = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        (WORK / "build.log").write_text(log.stdout)
+        if log.returncode == 0:
+            return chosen
+        bad = refused(log.stdout, chosen)
+        if not bad:
+            sys.exit(f"the copy does not build, and no mutant is to blame: see {WORK / 'build.log'}")
+        print(f"{len(bad)} places do not compile and are left out", flush=True)
+        for number in bad:
+            del chosen[number]
+            if waiting:
+                chosen.__setitem__(*waiting.pop(0))
+
+
+def noticed_by(number, seconds):
+    """The test that notices the mutant, or an empty text; the first programs may take so many seconds."""
+    os.environ["HEED_MUTANT"] = str(number)
+    for name, *arguments in FIRST:
+        if faults.outcome([BUILD / "bin" / name, *arguments], seconds)[0]:
+            return name
+    command = ["ctest", "--test-dir", BUILD, "-L", "portable", "--stop-on-failure", "--timeout", "600", "--parallel", str(os.cpu_count())]
+    code, text = faults.outcome(command, 7200)
+    failed = re.search(r"\d+ - (\S+) \(", text)
+    return (failed[1] if failed else "ctest") if code else ""
+
+
+def run(files, count, seed):
+    WORK.mkdir(parents=True, exist_ok=True)
+    faults.WORK, faults.TREE, faults.BUILD = WORK, TREE, BUILD
+    faults.copy_tree()
+    faults.configure()
+    chosen = build_with(drawn(files, count, seed), count)
+    results = WORK / f"results_{seed}.json"
+    done = json.loads(results.read_text()) if results.is_file() else {}
+    begin = time.monotonic()
+    for name, *arguments in FIRST:
+        faults.outcome([BUILD / "bin" / name, *arguments], 3600)
+    seconds = 60 + 10 * (time.monotonic() - begin)
+    if test := noticed_by(-1, seconds):
+        sys.exit(f"{test} fails with no mutant switched on")
+    for number, place in sorted(chosen.items()):
+        key = words(number, place)
+        if key not in done:
+            done[key] = noticed_by(number, seconds)
+            results.write_text(json.dumps(done, indent=0))
+        print(f"{key}: {done[key] or 'NOT NOTICED'}", flush=True)
+    killed = sum(bool(done[words(number, place)]) for number, place in chosen.items())
+    print(f"{killed} of {len(chosen)} mutants noticed")
+    return int(killed < 0.9 * len(chosen))
+
+
+def main(arguments):
+    if len(arguments) < 3 or arguments[0] not in ("list", "run"):
+        sys.exit(__doc__)
+    count, seed = int(arguments[1]), int(arguments[2])
+    rooms = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / "include/heed" / room).rglob("*.hpp"))]
+    files = [Path(name) for name in arguments[3:]] or rooms
+    if arguments[0] == "run":
+        return run(files, count, seed)
+    for number, place in enumerate(drawn(files, count, seed)[:count]):
+        print(words(number, place))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
