@@ -178,7 +178,7 @@ class FloatCheck {
       const auto& naive_values = n.at(name);
       judge(name, std::vector<float>(values.begin(), values.end()), e.at(name),
             std::vector<float>(naive_values.begin(), naive_values.end()), 3.0, 0,
-            [&] { return naive_error_nearby(name, dout); });
+            [&, name = name] { return naive_error_nearby(name, dout); });
     }
   }
 
