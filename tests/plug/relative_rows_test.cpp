@@ -78,7 +78,7 @@ TEST_CASE("What stands in hidden rows does not reach relative rows", "[plug]") {
     const auto spoil = [](std::vector<float>& rows, std::size_t row) {
       std::fill_n(rows.begin() + Index(row * 4), 4, std::numeric_limits<float>::quiet_NaN());
     };
-    for (const std::size_t head : {0, 1}) {
+    for (const std::size_t head : {0U, 1U}) {
       spoil(call.query, head * 40 + 4);
       for (std::size_t j = 3; j < 45; j += 7) spoil(call.key, head * 45 + j);
     }

@@ -150,7 +150,7 @@ void check_nsa(const GoldenCase& golden, const heed::BlockLists& lists,
                golden.tensor("dk"));
   report.exact(tag + "dv", spread(golden, "v", windows, branches[0].call().grad_value),
                golden.tensor("dv"));
-  for (const std::size_t c : {1, 2}) {
+  for (const std::size_t c : {1U, 2U}) {
     const std::string of = std::to_string(c + 1);
     report.exact(tag + "dk" + of, branches[c].call().grad_key, golden.tensor("dk" + of));
     report.exact(tag + "dv" + of, branches[c].call().grad_value, golden.tensor("dv" + of));

@@ -19,7 +19,7 @@ struct Power {
       std::tuple{heed::named("rate", &Power::rate), heed::option("power", &Power::power)};
   template <class S>
   S column(const auto& q, const auto& k, const auto&) const {
-    return heed::math::pow(heed::math::absolute(S(q[0] - k[0])), power);
+    return S(heed::math::pow(heed::math::absolute(S(q[0] - k[0])), power));
   }
   template <class S>
   S score(const auto& pair, const auto& p) const {
