@@ -13,7 +13,7 @@ set(DOXYGEN_FILE_PATTERNS *.hpp *.h *.md)
 set(DOXYGEN_FILTER_PATTERNS "*.hpp=sed -E -f '${PROJECT_SOURCE_DIR}/cmake/doxygen.sed'"
                             "*.h=sed -E -f '${PROJECT_SOURCE_DIR}/cmake/doxygen.sed'"
                             "*.md=sed -E -f '${PROJECT_SOURCE_DIR}/cmake/doxygen_readme.sed'")
-set(DOXYGEN_STRIP_FROM_PATH "${PROJECT_SOURCE_DIR}/include")
+set(DOXYGEN_STRIP_FROM_PATH "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}")
 set(DOXYGEN_STRIP_FROM_INC_PATH "${PROJECT_SOURCE_DIR}/include")
 set(DOXYGEN_USE_MDFILE_AS_MAINPAGE "${PROJECT_SOURCE_DIR}/README.md")
 
