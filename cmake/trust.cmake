@@ -82,6 +82,15 @@ foreach(input IN ITEMS safetensors checkpoint vocabulary merges instructions mem
        TIMES 20 RUN sh -c "mkdir -p {build}/${input} && {build}/bin/heed_fuzz_bytes -runs=${runs} -max_total_time=360 -seed={n}1 -timeout=10 -rss_limit_mb=1024 {build}/${input} tests/bytes/${input}")
 endforeach()
 
+lane(archive PROMISE "the source archive of a commit has the same bytes from two folders" NEEDS "two minutes, doxygen"
+     TIMES 1 RUN sh -c "rm -rf {build}
+for n in 1 2
+do
+  git clone -q . {build}/tree_$n &&
+  cmake -S {build}/tree_$n -B {build}/build_$n -G Ninja -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCH=OFF &&
+  cmake --build {build}/build_$n -t dist || exit 1
+done
+cmp {build}/build_1/dist/*.gz {build}/build_2/dist/*.gz")
 lane(mutants PROMISE "the tests notice 270 of 300 mutants of engine, simd, mask and plug (tests/mutants.py, seed 1)" NEEDS "half a day"
      TIMES 1 SAYS "[0-9]+ of [0-9]+ mutants noticed" RUN python3 -B tests/mutants.py run 300 1)
 lane(faults PROMISE "each fault of tests/FAULTS.md that carries its change fails its test" NEEDS "a day"
