@@ -98,8 +98,12 @@ lane(faults PROMISE "each fault of tests/FAULTS.md that carries its change fails
 
 # What each row says of where it was measured.
 find_program(GIT git REQUIRED)
-execute_process(COMMAND "${GIT}" -C "${HEED_SOURCE}" describe --always --exclude=* --dirty=+ OUTPUT_VARIABLE commit
+execute_process(COMMAND "${GIT}" -C "${HEED_SOURCE}" rev-parse --short HEAD OUTPUT_VARIABLE commit
                 OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${GIT}" -C "${HEED_SOURCE}" status --porcelain -- . ":!tests/TRUST.md" OUTPUT_VARIABLE changes)
+if(changes)
+  string(APPEND commit "+")
+endif()
 string(TIMESTAMP today "%Y-%m-%d" UTC)
 set(cpuinfo "")
 if(EXISTS /proc/cpuinfo)

@@ -295,13 +295,12 @@ TEST_CASE("A layer whose queries choose keys reads these alone") {
   layer.stage.choose = nullptr;
   layer.restrict_to(heed::block_lists<double>(lists));
   CHECK(forward<double>(layer, kWidth, kBatch, x.view()) == chosen);
-  // The first two tokens see no more than two keys.
-  const auto differ = [&](Index first, Index end) {
-    return std::vector<double>(chosen.begin() + first * kWidth, chosen.begin() + end * kWidth) !=
-           std::vector<double>(all.begin() + first * kWidth, all.begin() + end * kWidth);
+  // The first two tokens see no more than two keys; the loops that read lists round by themselves.
+  const auto part = [](const std::vector<double>& rows, Index first, Index end) {
+    return std::vector<double>(rows.begin() + first * kWidth, rows.begin() + end * kWidth);
   };
-  CHECK_FALSE(differ(0, 2));
-  CHECK(differ(2, kLen));
+  CHECK(largest_difference(part(chosen, 0, 2), part(all, 0, 2)) < 1e-14);
+  CHECK(largest_difference(part(chosen, 2, kLen), part(all, 2, kLen)) > 1e-3);
 }
 
 TEST_CASE("A layer whose rows depend on later ones cannot step") {
