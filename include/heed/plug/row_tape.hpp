@@ -175,8 +175,9 @@ class RowTape {
   // The vector's numbers in a lane tile, whose gradients are added to another.
   [[nodiscard]] Column rows(const LaneTile<const Real>& tile, const LaneTile<Real>& adjoints) {
     const Index at = vector_ * W;
-    return {
-        {{this, tile.data + at, tile.lanes, tile.rows, adjoints.data + at, adjoints.lanes}, -1}};
+    Real* const adjoint =
+        adjoints.data == nullptr ? nullptr : adjoints.data + at;  // forward has none
+    return {{{this, tile.data + at, tile.lanes, tile.rows, adjoint, adjoints.lanes}, -1}};
   }
   // A column that fill(column) fills; back(column) takes its gradients.
   template <class Fill, class Back>
