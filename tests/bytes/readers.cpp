@@ -7,11 +7,10 @@
 #include "heed_lm/checkpoint.hpp"
 #include "heed_lm/instructions.hpp"
 #include "programs/tiny_vocabulary.hpp"
+#include "temporary.hpp"
 
-#include <heed/core/system.hpp>
 #include <heed/models/art_memory_file.hpp>
 
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -25,13 +24,8 @@ using Failed = std::runtime_error;
 
 // A file with these bytes, which the next one of its name replaces.
 [[nodiscard]] std::string file_of(const char* name, std::string_view bytes) {
-  static const std::string folder = [] {
-    const auto path = std::filesystem::temp_directory_path() /
-                      ("heed-bytes-" + std::to_string(heed::process_number()));
-    std::filesystem::create_directories(path);
-    return path.string();
-  }();
-  const std::string path = folder + "/" + name;
+  static const heed_test::TemporaryFolder folder;
+  const std::string path = (folder.path / name).string();
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
   return path;
 }
@@ -68,7 +62,7 @@ bool vocabulary(Bytes bytes) {
       path, [&] { encode(*heed_lm::read_bpe_tokenizer(path, merges), "abc ab"); });
 }
 
-// Lines of merges, and behind an empty line's two ends a text.
+// Lines of merges, and behind a byte 0 a text.
 bool merges(Bytes bytes) {
   static const std::string vocab = heed_test::vocab_json(heed_test::tiny_tokens());
   const std::string_view all = text_of(bytes);
