@@ -30,7 +30,7 @@ using namespace heed_test;
 // The tape of a longer row takes gigabytes.
 constexpr Index kOutAlone = 100000;
 
-// Inputs that are hard: f changes an ordinary call of this geometry.
+// Inputs that are hard: change() makes them of an ordinary call of this geometry.
 template <class T>
 struct Hard {
   const char* name;
