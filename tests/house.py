@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 11445,
     "files behind heed/attention.hpp": 143,
     "lines behind heed/attention.hpp": 24250,
-    "lines of all headers": 52015,
+    "lines of all headers": 52022,
     "lines of README.md": 150,
 }
 

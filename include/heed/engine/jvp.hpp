@@ -210,6 +210,14 @@ struct OutTangentArgument : ArgumentOf<Outputs<Real>, StoredView<Real>> {
                 "heed: out_tangent must be a view {pointer, shape} of numbers of the op's type "
                 "that are not const (core/view.hpp)");
 };
+template <class, bool fits>
+struct OpTangentArgument {
+  static_assert(fits,
+                "heed: op_tangent, behind out_tangent, must be a pointer to an op of the op's "
+                "type, or nullptr; options come behind it (engine/jvp.hpp)");
+};
+template <class Op>
+using GivenOpTangent = std::type_identity_t<GivenFor<Op, OpTangentArgument, const Op*>>;
 
 }  // namespace detail
 
@@ -262,7 +270,7 @@ void jvp(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
          const detail::Given<Op, detail::KnownOutArgument>& out,
          const detail::Given<Op, detail::TangentsArgument>& tangents,
          const detail::Given<Op, detail::OutTangentArgument>& out_tangent,
-         const detail::GivenAny& op_tangent = {}, const Options& options = {});
+         const detail::GivenOpTangent<Op>& op_tangent = {}, const Options& options = {});
 template <class Op>
 void jvp(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
          const detail::Given<Op, detail::MaskArgument>& mask,

@@ -22,7 +22,7 @@ int main() {
   const heed::Inputs<float> in{view, view, view};
   const auto mask = heed::causal<float>();
   heed::Saved<float> saved;
-#if MISTAKE == 0 || MISTAKE >= 70
+#if MISTAKE == 0 || MISTAKE == 70 || MISTAKE == 71
   const auto on_ranks = [&](const heed::mpi::AnyCommunicator& comm) {
     const heed::mpi::Sharding sharding{heed::mpi::Shards::contiguous(2, 1)};
     heed::mpi::Saved<float> pieces;
@@ -109,5 +109,7 @@ int main() {
   (void)heed::forward_partial(op, {{wide, shape}, view, view}, mask);
 #elif MISTAKE == 69
   (void)heed::measure_weights(op, in, heed::causal<double>());
+#elif MISTAKE == 72
+  heed::jvp(op, in, mask, saved, out, {view}, {grad, shape}, heed::Options{});
 #endif
 }
