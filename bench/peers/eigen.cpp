@@ -17,7 +17,9 @@ class EigenPeer {
   static constexpr int kThreads = 1;
   static constexpr bool kWholeMap = true;
 
-  explicit EigenPeer(const Case& c) : heads(c), weights_(std::size_t(c.heads)) {}
+  explicit EigenPeer(const Case& c) : heads(c), weights_(std::size_t(c.heads)) {
+    Eigen::setNbThreads(kThreads);  // its products otherwise take all that OpenMP has
+  }
 
   void forward() {
     const Case& c = heads.shape;
