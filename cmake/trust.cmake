@@ -27,6 +27,13 @@ lane(address-clang PROMISE "AddressSanitizer and UBSan (clang 14, no -march) rep
      OPTIONS ${sanitized} -DHEED_NATIVE=OFF -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
      TESTS -E "^(consumer|headers|python|torch)")
 
+# valgrind sees numbers that were never written, which decide a branch or are printed; it knows no AVX-512. Widths of rows are
+# 1 to 65, ragged tiles among them.
+lane(valgrind PROMISE "valgrind finds nothing in 1,000 random calls" NEEDS "an hour, valgrind"
+     OPTIONS -DHEED_NATIVE=OFF -DHEED_FLAGS=-march=x86-64-v3 -DHEED_OPENMP=OFF -DHEED_BUILD_C=OFF -DHEED_BUILD_BENCH=OFF -DHEED_BUILD_EXAMPLES=OFF
+     TARGETS heed_fuzz_calls
+     TIMES 10 RUN valgrind --quiet --error-exitcode=9 "{build}/bin/heed_fuzz_calls" --count 100 --seed {n}00001 --threads 1)
+
 # Programs of one build: everything for this machine, as the check compiles it.
 lane(calls PROMISE "1,000,000 random calls agree with plain loops" NEEDS "an hour"
      BUILD plain TARGETS heed_fuzz_calls TIMES 20 RUN "{build}/bin/heed_fuzz_calls" --count 50000 --seed {n}00001)
@@ -39,6 +46,14 @@ lane(callers PROMISE "10,000 calls by eight threads that share const ops have th
 lane(accuracy PROMISE "out and gradients are as accurate on hard inputs as the headers of the variants say" NEEDS "a quarter of an hour"
      BUILD plain TARGETS heed_accuracy
      TIMES 1 SAYS "[0-9]+ of [0-9]+ bounds hold" RUN "{build}/bin/heed_accuracy" include/heed/ops)
+
+lane(speed PROMISE "no variant takes 3 % longer than in bench/baseline/, nor than in 0.1.0" NEEDS "half an hour on a quiet machine"
+     BUILD plain TARGETS heed_bench
+     TIMES 1 SAYS "[0-9]+ of [0-9]+ ratios hold" RUN python3 -B bench/speed.py "{build}/bin/heed_bench" --since v0.1.0)
+
+lane(laboratory PROMISE "of 28 cells of the table in bench/RESULTS.md at most 3 are other where variants are trained again"
+     NEEDS "an hour" BUILD plain TARGETS heed_compare
+     TIMES 1 SAYS "[0-9]+ of [0-9]+ cells hold" RUN python3 -B bench/laboratory.py "{build}/bin/heed_compare" "{build}/laboratory")
 
 # Threads by clang's own OpenMP, which tells the sanitizer where threads meet; without it each join is a false report.
 set(archer ENVIRONMENT TSAN_OPTIONS=ignore_noninstrumented_modules=1 OMP_TOOL_LIBRARIES=libarcher.so)
@@ -68,6 +83,13 @@ foreach(version IN ITEMS 14 16 19)
   sample(clang-${version} "by clang ${version} for x86-64-v3" ", clang-${version}" -DCMAKE_CXX_COMPILER=clang++-${version} -DHEED_FLAGS=-march=x86-64-v3)
 endforeach()
 sample(clang-cxx23 "in C++23 by clang 19 for x86-64-v4" ", clang-19" -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_CXX_STANDARD=23 -DHEED_FLAGS=-march=x86-64-v4)
+
+# Other machines, whose programs wine and qemu run.
+foreach(machine IN ITEMS windows aarch64)
+  lane(${machine} PROMISE "the portable tests pass on ${machine}" NEEDS "3 hours, the packages that cmake/${machine}.cmake names"
+       TIMES 1 SAYS "[0-9]+ passed, [0-9]+ failed"
+       RUN "${CMAKE_COMMAND}" -P cmake/check.cmake -- -DCMAKE_TOOLCHAIN_FILE=${HEED_SOURCE}/cmake/${machine}.cmake)
+endforeach()
 
 # Bytes that somebody else wrote, made by libFuzzer out of the committed ones in tests/bytes/.
 foreach(input IN ITEMS safetensors checkpoint vocabulary merges instructions memory dlpack c_call command_line)
