@@ -3,8 +3,9 @@
 """Small faults drawn at random, all compiled into one build, each switched on by itself: how many do the tests notice?
 
 mutants.py list COUNT SEED [FILE...]     prints COUNT mutants of include/heed/{engine,simd,mask,plug}, or of these files
-mutants.py run COUNT SEED [FILE...]      plants them in a copy of the tree below build/mutants/, builds the portable tests and runs
-                                         them for each; goes on where it was stopped; ends with 1 if less than 90 % are noticed
+mutants.py run COUNT SEED [FILE...]      plants them in a copy of the tree below build/mutants/ and runs random calls for each, then all
+                                         portable tests for those that random calls do not notice; goes on where it was
+                                         stopped; ends with 1 if less than 90 % are noticed
 
 A mutant is another comparison, the other sign, a number one larger, or a statement left out. The mutant that the environment's
 HEED_MUTANT names is on; without it the copy computes what the tree does. Places that only a compiler reads cannot be switched:
@@ -25,8 +26,8 @@ ROOT = faults.ROOT
 WORK = ROOT / "build" / "mutants"
 TREE, BUILD = WORK / "tree", WORK / "build"
 ROOMS = "engine", "simd", "mask", "plug"
-# Programs that notice most mutants, and take seconds.
-FIRST = (["heed_fuzz_calls", "--count", "2000"], ["heed_fuzz_calls", "--count", "10000", "--seed", "700001"])
+# Notices most mutants, in seconds, and is built in minutes.
+RANDOM_CALLS = (["heed_fuzz_calls", "--count", "2000"], ["heed_fuzz_calls", "--count", "10000", "--seed", "700001"])
 
 # Each operator stands behind itself once more with the switch between: `a < b` is `a < heed_mutants::Other{7} < b`, which binds as
 # before, and compares by <= where mutant 7 is on.
@@ -116,12 +117,12 @@ def refused(log, chosen):
     return errors or {number for number, _ in named if number is not None}
 
 
-def build_with(order, count):
-    """Plants and builds the first `count` places that compile; returns them by number."""
+def build_with(order, count, target):
+    """Plants the first `count` places that compile, and builds the target; returns them by number."""
     chosen, waiting = dict(enumerate(order[:count])), list(enumerate(order))[count:]
     while True:
         plant(chosen)
-        command = ["cmake", "--build", BUILD, "--target", "heed_fuzz_calls", "heed_portable", "--", "-k", "0"]
+        command = ["cmake", "--build", BUILD, "--target", target, "--", "-k", "0"]
         log = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         (WORK / "build.log").write_text(log.stdout)
         if log.returncode == 0:
@@ -136,14 +137,17 @@ def build_with(order, count):
                 chosen.__setitem__(*waiting.pop(0))
 
 
-def noticed_by(number, seconds):
-    """The test that notices the mutant, or an empty text; the first programs may take so many seconds."""
+def noticed_by_random_calls(number, seconds):
+    """The program that notices the mutant, or an empty text; a program may take so many seconds."""
     os.environ["HEED_MUTANT"] = str(number)
-    for name, *arguments in FIRST:
-        if faults.outcome([BUILD / "bin" / name, *arguments], seconds)[0]:
-            return name
+    return next((name for name, *arguments in RANDOM_CALLS if faults.outcome([BUILD / "bin" / name, *arguments], seconds)[0]), "")
+
+
+def noticed_by_tests(number, seconds):
+    """The test that notices the mutant, or an empty text; all together may take so many seconds."""
+    os.environ["HEED_MUTANT"] = str(number)
     command = ["ctest", "--test-dir", BUILD, "-L", "portable", "--stop-on-failure", "--timeout", "600", "--parallel", str(os.cpu_count())]
-    code, text = faults.outcome(command, 7200)
+    code, text = faults.outcome(command, seconds)
     failed = re.search(r"\d+ - (\S+) \(", text)
     return (failed[1] if failed else "ctest") if code else ""
 
@@ -153,24 +157,28 @@ def run(files, count, seed):
     faults.WORK, faults.TREE, faults.BUILD = WORK, TREE, BUILD
     faults.copy_tree()
     faults.configure()
-    chosen = build_with(drawn(files, count, seed), count)
-    results = WORK / f"results_{seed}.json"
-    done = json.loads(results.read_text()) if results.is_file() else {}
-    begin = time.monotonic()
-    for name, *arguments in FIRST:
-        faults.outcome([BUILD / "bin" / name, *arguments], 3600)
-    seconds = 60 + 10 * (time.monotonic() - begin)
-    if test := noticed_by(-1, seconds):
-        sys.exit(f"{test} fails with no mutant switched on")
-    for number, place in sorted(chosen.items()):
-        key = words(number, place)
-        if key not in done:
-            done[key] = noticed_by(number, seconds)
-            results.write_text(json.dumps(done, indent=0))
-        print(f"{key}: {done[key] or 'NOT NOTICED'}", flush=True)
-    killed = sum(bool(done[words(number, place)]) for number, place in chosen.items())
-    print(f"{killed} of {len(chosen)} mutants noticed")
-    return int(killed < 0.9 * len(chosen))
+    order = drawn(files, count, seed)
+    file = WORK / f"results_{seed}.json"
+    done = json.loads(file.read_text()) if file.is_file() else {}
+
+    def stage(target, look, before):
+        """Fills in the mutants of which `done` says `before`; returns how many are noticed."""
+        chosen = {number: words(number, place) for number, place in build_with(order, count, target).items()}
+        begin = time.monotonic()
+        if test := look(-1, 7200):
+            sys.exit(f"{test} fails with no mutant switched on")
+        seconds = 60 + 10 * (time.monotonic() - begin)
+        for number, key in sorted(chosen.items()):
+            if done.get(key, before) == before:
+                done[key] = look(number, seconds)
+                file.write_text(json.dumps(done, indent=0))
+            print(f"{key}: {done[key] or 'NOT NOTICED'}", flush=True)
+        killed = sum(bool(done[key]) for key in chosen.values())
+        print(f"{killed} of {len(chosen)} mutants noticed", flush=True)
+        return killed
+
+    stage("heed_fuzz_calls", noticed_by_random_calls, None)
+    return int(stage("heed_portable", noticed_by_tests, "") < 0.9 * count)
 
 
 def main(arguments):
