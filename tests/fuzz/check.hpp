@@ -21,6 +21,9 @@
 #include "tolerances.hpp"
 
 #include <functional>
+#include <optional>
+#include <sstream>
+#include <string>
 
 namespace fuzz {
 
@@ -36,23 +39,23 @@ namespace detail {
 template <class Allowed>
 std::string compare(const std::string& what, const std::vector<double>& got,
                     const std::vector<double>& wanted, const char* whose, Allowed&& allowed) {
-  std::ostringstream text;
-  text.precision(17);
-  if (got.size() != wanted.size()) {
-    text << what << " has " << got.size() << " numbers, " << whose << " " << wanted.size();
-    return text.str();
-  }
+  if (got.size() != wanted.size())
+    return what + " has " + std::to_string(got.size()) + " numbers, " + whose + " " +
+           std::to_string(wanted.size());
   double worst = 1;
+  std::optional<std::size_t> at;
   for (std::size_t n = 0; n < got.size(); ++n) {
     if (got[n] == wanted[n] || (std::isnan(got[n]) && std::isnan(wanted[n]))) continue;
     const double error = std::abs(got[n] - wanted[n]), room = allowed(n);
     const double ratio = !std::isfinite(error) ? kInf : error <= room ? 0 : error / room;
-    if (ratio <= worst) continue;
-    worst = ratio;
-    text.str("");
-    text << what << "[" << n << "] of " << got.size() << " is " << got[n] << ", " << whose << " "
-         << (*whose == 't' ? "has " : "have ") << wanted[n] << ", " << room << " is allowed";
+    if (ratio > worst) worst = ratio, at = n;
   }
+  if (!at) return {};
+  std::ostringstream text;
+  text.precision(17);
+  text << what << "[" << *at << "] of " << got.size() << " is " << got[*at] << ", " << whose << " "
+       << (*whose == 't' ? "has " : "have ") << wanted[*at] << ", " << allowed(*at)
+       << " is allowed";
   return text.str();
 }
 

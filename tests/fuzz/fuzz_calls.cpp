@@ -80,13 +80,14 @@ constexpr const char* kHelp =
   return s;
 }
 
-// The line of the current case, for the message of a crash.
-thread_local std::string running;
+// The seed of the current case, for the message of a crash.
+thread_local unsigned long long running;
 
 extern "C" void last_words(int signal) {
-  char line[2000];
-  const int length = std::snprintf(line, sizeof(line), "%s\n  it ends the program by signal %d\n",
-                                   running.c_str(), signal);
+  char line[200];
+  const int length = std::snprintf(
+      line, sizeof(line), "heed_fuzz_calls --seed %llu\n  it ends the program by signal %d\n",
+      running, signal);
   if (write(STDOUT_FILENO, line, std::min(sizeof(line) - 1, std::size_t(length))) < 0) _exit(3);
   _exit(1);
 }
@@ -119,7 +120,11 @@ class Run {
       if (n >= settings_.count) return;
       const fuzz::Case c = fuzz::Case::drawn(settings_.seed + n);
       if (!settings_.op.empty() && settings_.op != c.entry->name) continue;
-      running = line_of(c);
+      running = c.seed;
+      if (settings_.one) {
+        std::printf("%s\n", c.text().c_str());
+        std::fflush(stdout);
+      }
       note(c, fuzz::check(c));
     }
   }
@@ -128,7 +133,6 @@ class Run {
     const std::lock_guard lock(mutex_);
     ++ran_;
     near_ += verdict.compared ? 0 : 1;
-    if (settings_.one) std::printf("%s\n", c.text().c_str());
     if (verdict.fault.empty()) return;
     ++failed_;
     ++by_op_[c.entry->name];

@@ -4,7 +4,7 @@
 #include "fuzz/op.hpp"
 #include "fuzz/plain_ops.hpp"
 
-#include <sstream>
+#include <string>
 
 namespace fuzz {
 namespace {
@@ -44,11 +44,11 @@ namespace {
     op.score.basis = draw_basis(draw, s.dim_qk, f.rank);
     f.basis = {op.score.basis.data(), op.score.basis.data() + op.score.basis.size()};
   }
-  std::ostringstream text;
-  text << "gate " << kind << ", iterations " << f.iterations << (f.converged ? ", converged" : "")
-       << (f.adaptive ? ", adaptive" : "") << ", rank " << f.rank
-       << (f.safe ? ", safe zero rows" : "");
-  auto made = make_op(op, f, text.str());
+  const std::string text = "gate " + std::to_string(kind) + ", iterations " +
+                           std::to_string(f.iterations) + (f.converged ? ", converged" : "") +
+                           (f.adaptive ? ", adaptive" : "") + ", rank " + std::to_string(f.rank) +
+                           (f.safe ? ", safe zero rows" : "");
+  auto made = make_op(op, f, text);
   made->short_rows = true;
   if (!op.score.basis.given()) {
     const double steepness = op.score.resonance_gate().steepness(),
