@@ -42,10 +42,10 @@ lane(memory PROMISE "MemorySanitizer finds nothing in 20,000 random calls; the C
              "-DHEED_FLAGS=-march=x86-64-v3 -D_GLIBCXX_EXTERN_TEMPLATE=0 -fsanitize-ignorelist=${HEED_SOURCE}/tests/fuzz/not_sanitized.txt"
      TARGETS heed_fuzz_calls TIMES 10 RUN "{build}/bin/heed_fuzz_calls" --count 2000 --seed {n}00001)
 
-lane(coverage PROMISE "the portable tests run 98 % of the lines and 90 % of the branches of include/heed" NEEDS "2 hours, clang and llvm"
+lane(coverage PROMISE "the portable tests and those of MPI run 98 % of the lines and 90 % of the branches of include/heed" NEEDS "2 hours, clang and llvm"
      OPTIONS -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DHEED_C_LEVELS=x86-64-v3 -DHEED_BUILD_TORCH=OFF -DHEED_BUILD_BENCH=OFF
              "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping" -DHEED_FLAGS=-O1
-     TARGETS heed_portable heed_fuzz_calls heed_replay heed_c_library_test
+     TARGETS heed_portable heed_c_library_test heed_c_program heed_ranks_test heed_mpi_ranks
      TIMES 1 SAYS "[0-9.]+ % of [0-9,]+ lines, [0-9.]+ % of [0-9,]+ branches" RUN python3 -B tests/coverage.py {build})
 
 # Programs of one build: everything for this machine, as the check compiles it.
@@ -79,7 +79,7 @@ lane(race PROMISE "ThreadSanitizer sees a race that is planted in a loop on heed
      ${archer} BUILD threads OPTIONS ${threads} TARGETS heed_planted_race
      TIMES 1 RUN sh -c "{build}/bin/heed_planted_race && ! {build}/bin/heed_planted_race race")
 lane(threads PROMISE "ThreadSanitizer reports nothing" NEEDS "2 hours, clang-19 and libomp-19-dev" ${archer}
-     BUILD threads OPTIONS ${threads} TESTS -L portable -E "^headers")
+     BUILD threads OPTIONS ${threads} TARGETS heed_portable TESTS -L portable -E "^(headers|macros)")
 
 # A sample of the tests, compiled in other ways.
 macro(sample name promise needs)
