@@ -392,6 +392,39 @@ TEST_CASE("the written bytes do not depend on the order of the calls, and all da
   }
 }
 
+TEST_CASE("a file with checksums is refused wherever a bit of a tensor or of the metadata changed",
+          "[safetensors]") {
+  SafetensorsWriter writer = mixed_writer();
+  CHECK_NOTHROW(Safetensors::parse(writer.bytes()).require_checksums());
+  writer.set_checksums();
+  const Bytes sound = writer.bytes();
+  const Safetensors file = Safetensors::parse(sound);
+  CHECK_NOTHROW(file.require_checksums());
+  const auto is_refused = [](const Bytes& bytes, const std::string& words) {
+    const std::string said =
+        message_of<std::runtime_error>([&] { Safetensors::parse(bytes).require_checksums(); });
+    INFO(said);
+    CHECK(said.find(words + " does not have its checksum; the file was damaged") !=
+          std::string::npos);
+  };
+  std::size_t header = 8;
+  for (std::size_t i = 0; i < 8; ++i) header += std::size_t(sound[i]) << (8 * i);
+  for (std::size_t at = header; at < sound.size(); ++at) {
+    Bytes damaged = sound;
+    damaged[at] ^= std::byte(1 << at % 8);
+    is_refused(damaged, "");
+  }
+  Bytes renamed = sound;
+  const Bytes empty = text_bytes("empty");
+  const auto key = std::search(renamed.begin(), renamed.end(), empty.begin(), empty.end());
+  REQUIRE(key != renamed.end());
+  *key = std::byte('E');
+  is_refused(renamed, "its metadata");
+  CHECK(heed::io::checksum_of(file.bytes("ids")) != heed::io::checksum_of(file.bytes("odd")));
+  CHECK(heed::io::checksum_of(std::span<const std::byte>()) !=
+        heed::io::checksum_of(std::as_bytes(std::span("", 1))));
+}
+
 TEST_CASE("numbers are converted exactly or refused with their place") {
   SafetensorsWriter writer;
   writer.add("whole", {3}, std::vector<double>{-2, 0, 16777216});
