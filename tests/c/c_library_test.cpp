@@ -405,6 +405,20 @@ TEST_CASE("lists and empty tensors reach the prototypes", "[c]") {
   REQUIRE(heed_forward(&c_call, &outputs, nullptr) == heed_ok);
   check_near(out, call.out, "out");
 
+  // The same list in narrower numbers, from its end to its begin, and in numbers that no list is of.
+  std::int32_t narrow[] = {3, 1};
+  const std::int64_t backwards = -1;
+  list.data = narrow + 1;
+  list.strides = const_cast<std::int64_t*>(&backwards);
+  list.dtype = {kDLInt, 32, 1};
+  out.assign(out.size(), 0);
+  REQUIRE(heed_forward(&c_call, &outputs, nullptr) == heed_ok);
+  check_near(out, call.out, "out");
+  list.dtype = {kDLInt, 16, 1};
+  CHECK(heed_forward(&c_call, &outputs, nullptr) == heed_invalid);
+  CHECK(std::string(heed_last_error()).find("has dtype int16, it must be int64 or int32") !=
+        std::string::npos);
+
   // Without prototypes: plain attention.
   given[0].tensor = tensors.of_axes<float>(nullptr, {2, 0, 4});
   c_call.parameter_count = 1;
