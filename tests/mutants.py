@@ -109,12 +109,15 @@ def plant(chosen):
 
 
 def refused(log, chosen):
-    """Numbers of mutants at lines that the compiler's output names in an error, or in the notes of one that names none."""
+    """Numbers of mutants at lines that the compiler's output names in an error, or else in its notes, or else where it has inlined
+    what the error names."""
     at = {(str(place[0]), place[1] + 1): number for number, place in chosen.items()}
     pattern = re.compile(r"(include/heed/[\w/]+\.hpp):(\d+):\d+: (\w[\w ]*):")
     named = [(at.get((hit[1], int(hit[2]))), "error" in hit[3]) for hit in pattern.finditer(log)]
     errors = {number for number, error in named if number is not None and error}
-    return errors or {number for number, _ in named if number is not None}
+    inlined = re.finditer(r" at \S*(include/heed/[\w/]+\.hpp):(\d+):\d+", log)
+    return errors or {number for number, _ in named if number is not None} or \
+        {at[place] for place in ((hit[1], int(hit[2])) for hit in inlined) if place in at}
 
 
 def build_with(order, count, target):
