@@ -120,9 +120,10 @@ def refused(log, chosen):
         {at[place] for place in ((hit[1], int(hit[2])) for hit in inlined) if place in at}
 
 
-def build_with(order, count, target):
-    """Plants the first `count` places that compile, and builds the target; returns them by number."""
-    chosen, waiting = dict(enumerate(order[:count])), list(enumerate(order))[count:]
+def build_with(order, count, target, left_out):
+    """Plants the first `count` places that compile, and builds the target; returns them by number. Others join `left_out`."""
+    waiting = [(number, place) for number, place in enumerate(order) if words(number, place) not in left_out]
+    chosen, waiting = dict(waiting[:count]), waiting[count:]
     while True:
         plant(chosen)
         command = ["cmake", "--build", BUILD, "--target", target, "--", "-k", "0"]
@@ -135,7 +136,7 @@ def build_with(order, count, target):
             sys.exit(f"the copy does not build, and no mutant is to blame: see {WORK / 'build.log'}")
         print(f"{len(bad)} places do not compile and are left out", flush=True)
         for number in bad:
-            del chosen[number]
+            left_out.append(words(number, chosen.pop(number)))
             if waiting:
                 chosen.__setitem__(*waiting.pop(0))
 
@@ -162,11 +163,13 @@ def run(files, count, seed):
     faults.configure()
     order = drawn(files, count, seed)
     file = WORK / f"results_{seed}.json"
-    done = json.loads(file.read_text()) if file.is_file() else {}
+    done = json.loads(file.read_text()) if file.is_file() else {"do not compile": []}
 
     def stage(target, look, before):
         """Fills in the mutants of which `done` says `before`; returns how many are noticed."""
-        chosen = {number: words(number, place) for number, place in build_with(order, count, target).items()}
+        chosen = {number: words(number, place) for number, place in
+                  build_with(order, count, target, done["do not compile"]).items()}
+        file.write_text(json.dumps(done, indent=0))
         begin = time.monotonic()
         if test := look(-1, 7200):
             sys.exit(f"{test} fails with no mutant switched on")
