@@ -10,6 +10,8 @@
 #include <heed/plug/row_formula.hpp>
 #include <heed/plug/streaming.hpp>
 
+#include <limits>
+
 using namespace heed;
 using namespace heed_test;
 
@@ -133,4 +135,35 @@ TEST_CASE(
   check("features with parameters", tempered, g, causal<double>(), {});
   Attention<double, DotScore<double>, Sink<double>, Identity<double>> sink;
   check("a row formula", sink, g, causal<double>(), {.threads = 2, .key_tile = 1});
+}
+
+TEST_CASE("A query of NaN makes the tangents of its own row NaN, and of no other", "[jvp]") {
+  const auto look = []<class Op>(const char* name, const Op& op, const Geometry& g) {
+    INFO(name);
+    OpCall<Op> call(op, g, causal<double>(Align::top_left, -1));
+    const Direction<Op> direction(call, 7);
+    const auto row = std::size_t((g.len_q + 5) * g.dim_v), end = row + std::size_t(g.dim_v);
+    OpCall<Op> spoilt = call;
+    const Index query_head = g.query_heads / g.heads;  // the first of the second output head
+    spoilt.query[std::size_t((query_head * g.len_q + 5) * g.dim_qk)] =
+        std::numeric_limits<double>::quiet_NaN();
+    for (const bool saved : {true, false}) {
+      const auto clean = run_jvp(call, direction, saved),
+                 touched = run_jvp(spoilt, direction, saved);
+      for (std::size_t n = 0; n < clean.out_tangent.size(); ++n) {
+        if (n < row || n >= end)
+          CHECK(touched.out_tangent[n] == clean.out_tangent[n]);
+        else
+          CHECK(std::isnan(touched.out_tangent[n]));
+      }
+      // The first query of a head sees nothing: its row is 0, but where a readout adds to it.
+      for (std::size_t n = 0; n < std::size_t(g.dim_v); ++n)
+        CHECK((clean.out[n] != 0.0 || clean.out_tangent[n] == 0.0));
+    }
+  };
+  const Geometry g{2, 4, 4, 2, 13, 13, 6, 6};
+  for_each_variant<double>(g, [&]<class Op>(const Variant<Op>& variant) {
+    look(variant.name, variant.op, variant.geometry);
+  });
+  look("a row formula", Attention<double, DotScore<double>, Sink<double>, Identity<double>>{}, g);
 }
