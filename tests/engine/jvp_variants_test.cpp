@@ -61,6 +61,17 @@ struct Sink : PlainRows {
   }
 };
 
+// What lies less than 1 below the largest score, and nothing else. No comparison with a NaN holds: it hides one.
+template <class T>
+struct Hinge : PlainRows {
+  [[nodiscard]] auto forward(const auto& row) const {
+    const auto s = row.score();
+    const auto above = s - row.largest(s) + 1.0;
+    const auto e = math::select(above > 0.0, above, 0.0);
+    return e / (row.sum(e) + 0.1);
+  }
+};
+
 // Numbers of tokens: one per key and two per query.
 template <class T>
 struct Scored {
@@ -166,4 +177,5 @@ TEST_CASE("A query of NaN makes the tangents of its own row NaN, and of no other
     look(variant.name, variant.op, variant.geometry);
   });
   look("a row formula", Attention<double, DotScore<double>, Sink<double>, Identity<double>>{}, g);
+  look("a comparison", Attention<double, DotScore<double>, Hinge<double>, Identity<double>>{}, g);
 }
