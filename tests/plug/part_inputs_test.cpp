@@ -94,6 +94,16 @@ struct ByHand : PlainRows {
 template <class Real>
 using HandWritten = Attention<Real, OwnScore<Tempered, Real>, ByHand<Real>, Gate<Real>>;
 
+// A number of the key times a score above 0. No comparison with a NaN holds: this one hides it.
+template <class Real>
+struct Chosen : PlainRows {
+  static constexpr int key_inputs = 1;
+  auto forward(const auto& row) const {
+    const auto s = row.score();
+    return math::select(s > 0.0, row.key_input(0) * s, 0.0);
+  }
+};
+
 template <class Real>
 using All = Attention<Real, OwnScore<Tempered, Real>, GatedSink<Real>, Gate<Real>>;
 template <class Real>
@@ -231,6 +241,23 @@ TEST_CASE("Numbers of keys that a formula's rows do not see leave no trace", "[p
       OpCall<Weighed<double>>({}, {1, 2, 2, 1, 50, 61, 4, 4},
                               documents<double>(std::vector<Index>(50, 0), of_keys)),
       hidden);
+}
+
+TEST_CASE("A row that is NaN makes the gradients of the numbers that it sees NaN",
+          "[part_inputs]") {
+  using Op = Attention<double, DotScore<double>, Chosen<double>, Identity<double>>;
+  const Index len = 20, dim = 4, spoilt = 12;
+  OpCall<Op> call({}, {1, 2, 2, 2, len, len, dim, dim}, causal<double>());
+  call.query[std::size_t((len + spoilt) * dim)] = kNan;  // of the second head
+  call.forward();
+  call.backward();
+  for (Index h = 0; h < 2; ++h)
+    for (Index t = 0; t < len; ++t) {
+      const auto at = std::size_t(h * len + t);
+      INFO("head " << h << ", token " << t);
+      CHECK(std::isnan(call.out[at * std::size_t(dim)]) == (h == 1 && t == spoilt));
+      CHECK(std::isnan(call.grad_key_inputs[at]) == (h == 1 && t <= spoilt));
+    }
 }
 
 TEST_CASE("Forward mode is the transpose of backward in numbers of parts", "[part_inputs]") {
