@@ -48,7 +48,7 @@ def trained(compare, folder, task, steps, variants):
 
 
 def main(arguments):
-    if len(arguments) != 2:
+    if len(arguments) != 2 or arguments[0].startswith("-"):
         sys.exit(__doc__)
     folder = Path(arguments[1])
     folder.mkdir(parents=True, exist_ok=True)

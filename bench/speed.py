@@ -85,7 +85,7 @@ def build_of(revision):
 
 def main(arguments):
     options = arguments[1:]
-    if not arguments or not (options in ([], ["--keep"]) or (len(options) == 2 and options[0] == "--since")):
+    if not arguments or arguments[0].startswith("-") or not (options in ([], ["--keep"]) or (len(options) == 2 and options[0] == "--since")):
         sys.exit(__doc__)
     benches = arguments[:1]
     if len(options) == 2:

@@ -48,7 +48,7 @@ def covered(build):
     programs = sorted(p for p in (build / "bin").iterdir() if p.is_file() and os.access(p, os.X_OK))
     objects = [word for program in programs[1:] for word in ("-object", program)]
     said = subprocess.run([tool("llvm-cov"), "export", "--format=text", f"--instr-profile={build / 'all.profdata'}",
-                           "--skip-functions", "--ignore-filename-regex=(usr|tests|examples|build)/", programs[0], *objects],
+                           "--skip-functions", programs[0], *objects, ROOT / INCLUDE],
                           check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     headers = {}
     for file in json.loads(said.stdout)["data"][0]["files"]:
