@@ -32,7 +32,7 @@ lane(address-clang PROMISE "AddressSanitizer and UBSan (clang 14, no -march) rep
 lane(valgrind PROMISE "valgrind finds nothing in 1,000 random calls" NEEDS "an hour, valgrind"
      OPTIONS -DHEED_NATIVE=OFF -DHEED_FLAGS=-march=x86-64-v3 -DHEED_OPENMP=OFF -DHEED_BUILD_C=OFF -DHEED_BUILD_BENCH=OFF -DHEED_BUILD_EXAMPLES=OFF
      TARGETS heed_fuzz_calls
-     TIMES 10 RUN valgrind --quiet --error-exitcode=9 "{build}/bin/heed_fuzz_calls" --count 100 --seed {n}00001 --threads 1)
+     TIMES 10 RUN valgrind --quiet --error-exitcode=9 "{build}/bin/heed_fuzz_calls" --count 100 --seed {n}00001 --threads 1 --scratch 0)
 
 # MemorySanitizer does not see what Debian's C++ library writes. Templates of that library are compiled here and count as code that
 # leaves nothing unwritten; OpenMP's threads and programs that read and write files are left out.

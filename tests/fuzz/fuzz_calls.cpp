@@ -36,6 +36,7 @@ constexpr const char* kHelp =
     "  --seed N      of the first case; the others count up from it (1)\n"
     "  --threads N   cases at a time (2)\n"
     "  --op NAME     cases of this op alone, the others are skipped\n"
+    "  --scratch N   bytes that a thread keeps from case to case (as heed does)\n"
     "  --show N      failing cases that are printed in full (20)\n"
     "  --help\n";
 
@@ -64,6 +65,8 @@ constexpr const char* kHelp =
       s.seed = number_of(option, value), seeded = true;
     else if (option == "--threads")
       s.threads = int(std::clamp<std::uint64_t>(number_of(option, value), 1, 256));
+    else if (option == "--scratch")
+      heed::keep_scratch(number_of(option, value));
     else if (option == "--show")
       s.shown = int(std::min<std::uint64_t>(number_of(option, value), 1000000));
     else if (option == "--op")
