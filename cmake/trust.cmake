@@ -36,7 +36,7 @@ lane(valgrind PROMISE "valgrind finds nothing in 1,000 random calls" NEEDS "an h
 
 # MemorySanitizer does not see what Debian's C++ library writes. Templates of that library are compiled here and count as code that
 # leaves nothing unwritten; OpenMP's threads and programs that read and write files are left out.
-lane(memory PROMISE "MemorySanitizer finds nothing in 20,000 random calls; the C++ library is left out" NEEDS "an hour, clang-19"
+lane(memory PROMISE "MemorySanitizer finds nothing in 20,000 random calls (the C++ library is left out)" NEEDS "an hour, clang-19"
      OPTIONS -DHEED_SANITIZE=memory -DCMAKE_CXX_COMPILER=clang++-19 -DHEED_OPENMP=OFF -DHEED_NATIVE=OFF -DHEED_BUILD_C=OFF
              -DHEED_BUILD_BENCH=OFF -DHEED_BUILD_EXAMPLES=OFF
              "-DHEED_FLAGS=-march=x86-64-v3 -D_GLIBCXX_EXTERN_TEMPLATE=0 -fsanitize-ignorelist=${HEED_SOURCE}/tests/fuzz/not_sanitized.txt"
