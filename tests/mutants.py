@@ -27,7 +27,7 @@ ROOT = faults.ROOT
 WORK = ROOT / "build" / "mutants"
 TREE, BUILD = WORK / "tree", WORK / "build"
 ROOMS = "engine", "simd", "mask", "plug"
-# Notices most mutants, in seconds, and is built in minutes.
+# Notice a third of all mutants, in seconds, and are built in minutes.
 RANDOM_CALLS = (["heed_fuzz_calls", "--count", "2000"], ["heed_fuzz_calls", "--count", "10000", "--seed", "700001"])
 
 # Each operator stands behind itself once more with the switch between: `a < b` is `a < heed_mutants::Other{7} < b`, which binds as

@@ -143,22 +143,29 @@ using Table = std::map<std::string, Accuracy>;
 // The largest numbers of tensors on ordinary inputs.
 using Sizes = std::map<std::string, double>;
 
-template <class T>
-[[nodiscard]] double error_of(const std::string& name, const std::vector<T>& fast,
+[[nodiscard]] double error_of(const std::string& name, const std::vector<double>& fast,
                               const std::vector<double>& exact, Sizes& sizes) {
   double& ordinary = sizes[name];
   if (ordinary == 0) ordinary = largest(exact);
   double worst = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double e = std::abs(double(fast[i]) - exact[i]);
+    const double e = std::abs(fast[i] - exact[i]);
     worst = e <= worst ? worst : e;  // NaN counts
   }
   return worst == 0 ? 0 : worst / std::max(ordinary, largest(exact));
 }
 
+void note_errors(const Named& fast, const Named& exact, const std::string& where, Sizes& sizes,
+                 Worst& worst) {
+  for (const heed::NamedTensor& one : exact)
+    for (const heed::NamedTensor& mine : fast)
+      if (mine.name == one.name)
+        worst.note(error_of(one.name, mine.values, one.values, sizes), one.name + ", " + where);
+}
+
 // A Hessian-vector product of the call along a direction whose numbers are floats.
 template <class Op>
-[[nodiscard]] auto product_of(const Op& op, const Call<float>& call) {
+[[nodiscard]] Named product_of(const Op& op, const Call<float>& call) {
   using T = typename Op::Scalar;
   heed::OpCall<Op> of(op, call.geometry);
   of.query = call.query.template dense<T>();
@@ -166,29 +173,18 @@ template <class Op>
   of.value = call.value.template dense<T>();
   of.grad_out = call.grad_out.template dense<T>();
   Direction<Op> direction(of, 7);
-  const auto round = [](auto& numbers) {
-    for (auto& x : numbers) x = T(float(x));
-  };
   for (auto* numbers : {&direction.query, &direction.key, &direction.value, &direction.grad_out})
-    round(*numbers);
+    for (T& x : *numbers) x = T(float(x));
   direction.op.visit([&](const char*, auto& param) {
     for (Index i = 0; i < param.size(); ++i) param[i] = T(float(param[i]));
   });
-  return run_hvp(of, direction);
-}
-
-template <class Op>
-void measure_products(const Op& op, const Call<float>& call, const std::string& where, Sizes& sizes,
-                      Worst& worst) {
-  const auto fast = product_of(op, call);
-  const auto exact = product_of(heed::reference::cast_whole_op<double>(op), call);
-  Product<float>::for_each([&](const std::string& name, auto mine) {
-    Product<double>::for_each([&](const std::string& same, auto its) {
-      if (name == same)
-        worst.note(error_of("product of " + name, fast.*mine, exact.*its, sizes),
-                   name + ", " + where);
-    });
+  const Product<T> product = run_hvp(of, direction);
+  Named named;
+  Product<T>::for_each([&](const char* name, auto part) {
+    const std::vector<T>& numbers = product.*part;
+    named.push_back({std::string("product of ") + name, {numbers.begin(), numbers.end()}});
   });
+  return named;
 }
 
 template <class Wide, class T, class Op>
@@ -203,16 +199,11 @@ void measure(const Op& op, const Call<T>& call, const std::string& where, Sizes&
   const std::vector<double> out(exact.out.begin(), exact.out.end());
   accuracy.out.note(error_of("out", fast.out.template dense<double>(), out, sizes), where);
   if (call.geometry.len_kv >= kOutAlone) return;
-  const Named gradients = backward(runner, call, fast),
-              exact_gradients = detail::run_tape<Wide>(op, call);
-  for (const heed::NamedTensor& one : exact_gradients)
-    for (const heed::NamedTensor& mine : gradients)
-      if (mine.name == one.name)
-        accuracy.gradients.note(error_of(one.name, mine.values, one.values, sizes),
-                                one.name + ", " + where);
+  note_errors(backward(runner, call, fast), detail::run_tape<Wide>(op, call), where, sizes,
+              accuracy.gradients);
   if constexpr (std::is_same_v<T, float> && heed::detail::hvp_parts<Op>().all())
-    measure_products(op, call, where, sizes,
-                     call.geometry.dim_qk == 1 ? accuracy.narrow_products : accuracy.products);
+    note_errors(product_of(op, call), product_of(wide, call), where, sizes,
+                call.geometry.dim_qk == 1 ? accuracy.narrow_products : accuracy.products);
 }
 
 template <class T, class Wide>
