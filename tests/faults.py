@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -175,10 +176,10 @@ def command_of(row, known):
     return target, ["ctest", "--test-dir", BUILD, "-R", f"^{name}$", "--no-tests=error"]
 
 
-def outcome(command, seconds):
-    """Exit code and text of a test. One that hangs is ended with all its processes, and fails."""
-    environment = {"OMP_NUM_THREADS": "2", **os.environ}
-    with open(WORK / "test.log", "w+b") as log:
+def outcome(command, seconds, **variables):
+    """Exit code and text of a test, with these variables in its environment. One that hangs is ended with all its processes, and fails."""
+    environment = {"OMP_NUM_THREADS": "2", **os.environ, **variables}
+    with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=BUILD, start_new_session=True)
         try:
             code = child.wait(seconds)
@@ -187,7 +188,8 @@ def outcome(command, seconds):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-    return code, (WORK / "test.log").read_text(errors="replace")
+        log.seek(0)
+        return code, log.read().decode(errors="replace")
 
 
 def passes(command, seconds=1200):

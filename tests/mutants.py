@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faults
@@ -159,8 +160,8 @@ def build_with(order, count, target, left_out):
 
 def noticed_by_random_calls(number, seconds):
     """The program that notices the mutant, or an empty text; a program may take so many seconds."""
-    os.environ["HEED_MUTANT"] = str(number)
-    return next((name for name, *arguments in RANDOM_CALLS if faults.outcome([BUILD / "bin" / name, *arguments], seconds)[0]), "")
+    return next((name for name, *arguments in RANDOM_CALLS
+                 if faults.outcome([BUILD / "bin" / name, *arguments], seconds, HEED_MUTANT=str(number))[0]), "")
 
 
 def seconds_of_random_calls():
@@ -177,26 +178,22 @@ def ctest(*words):
 
 def reached_by_tests():
     """{test: (seconds, numbers of the mutants that it comes past)}. Each test must pass with no mutant switched on."""
-    os.environ["HEED_MUTANT"] = "-1"
     listed = subprocess.run(ctest("-N", "-L", "portable", "-E", "^(headers|macros|c_)"), check=True, text=True, stdout=subprocess.PIPE).stdout
     folder, found = WORK / "reached", {}
     for test in re.findall(r"Test +#\d+: (\S+)", listed):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        os.environ["HEED_MUTANTS_REACHED"] = str(folder)
         begin = time.monotonic()
-        if faults.outcome(ctest("-R", f"^{test}$"), 3600)[0]:
+        if faults.outcome(ctest("-R", f"^{test}$"), 3600, HEED_MUTANTS_REACHED=str(folder))[0]:
             sys.exit(f"{test} fails with no mutant switched on")
         found[test] = time.monotonic() - begin, sorted({int(n) for file in folder.iterdir() for n in file.read_text().split()})
-    del os.environ["HEED_MUTANTS_REACHED"]
     return found
 
 
 def noticed_by_tests(number, reached):
     """The test that notices the mutant, or an empty text."""
-    os.environ["HEED_MUTANT"] = str(number)
     for test, (seconds, numbers) in sorted(reached.items(), key=lambda entry: entry[1][0]):
-        if number in numbers and faults.outcome(ctest("-R", f"^{test}$"), 60 + 10 * seconds)[0]:
+        if number in numbers and faults.outcome(ctest("-R", f"^{test}$"), 60 + 10 * seconds, HEED_MUTANT=str(number))[0]:
             return test
     return ""
 
@@ -216,11 +213,12 @@ def run(files, count, seed):
                   build_with(order, count, target, done["do not compile"]).items()}
         file.write_text(json.dumps(done, indent=0))
         prepared = prepare()
-        for number, key in sorted(chosen.items()):
-            if done.get(key, before) == before:
-                done[key] = look(number, prepared)
+        waiting = [number for number in sorted(chosen) if done.get(chosen[number], before) == before]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for number, name in zip(waiting, pool.map(lambda number: look(number, prepared), waiting)):
+                done[chosen[number]] = name
                 file.write_text(json.dumps(done, indent=0))
-            print(f"{key}: {done[key] or 'NOT NOTICED'}", flush=True)
+                print(f"{chosen[number]}: {name or 'NOT NOTICED'}", flush=True)
         killed = sum(bool(done[key]) for key in chosen.values())
         print(f"{killed} of {len(chosen)} mutants noticed", flush=True)
         return killed
