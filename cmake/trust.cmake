@@ -2,8 +2,8 @@
 # Holds heed to what it promises beyond the check, one promise by each lane, and writes the results into tests/TRUST.md:
 #   cmake -P cmake/trust.cmake [LANE...]      without a lane all of them, the most valuable first; --list names them
 # A lane builds and works below build/trust/LANE. One that was stopped goes on behind the last part that passed, as long as
-# the commit is the same; a part that failed is repeated. Compilers are found by the names that Debian gives them;
-# CXXFLAGS and LDFLAGS of the environment reach each build.
+# the commit is the same; a part that failed is repeated, and the exit code is 1 where one fails. Compilers are found by the
+# names that Debian gives them; CXXFLAGS and LDFLAGS of the environment reach each build.
 cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/lanes.cmake")
@@ -183,7 +183,17 @@ if(NOT lanes)
 endif()
 foreach(lane IN LISTS lanes)
   run_lane()
-  set(row_${lane} "| `${lane}` | ${${lane}_PROMISE} | ${said} | ${commit} | ${today} | ${machine} |")
-  message(NOTICE "== ${lane}: ${said}")
-  write_page()
+  if(said)
+    set(row_${lane} "| `${lane}` | ${${lane}_PROMISE} | ${said} | ${commit} | ${today} | ${machine} |")
+    message(NOTICE "== ${lane}: ${said}")
+    write_page()
+  else()
+    message(NOTICE "== ${lane}: it did not begin, and needs ${${lane}_NEEDS}")
+  endif()
 endforeach()
+get_property(failed GLOBAL PROPERTY HEED_FAILED)
+if(failed)
+  list(REMOVE_DUPLICATES failed)
+  list(JOIN failed ", " failed)
+  message(FATAL_ERROR "lanes that fail: ${failed}")
+endif()
