@@ -108,15 +108,16 @@ def main(arguments):
     def compared():
         pairs = [(found[0], baseline, "the baseline")]
         pairs += [(times(found[0]), times(before), options[1]) for before in found[1:]]
-        return {name: f"lost: {name} takes {100 * (now[name] / old[name] - 1):+.0f} % beside {what}"
-                for now, old, what in pairs for name in lost(now, old)}
+        return [(name, f"lost: {name} takes {100 * (now[name] / old[name] - 1):+.0f} % beside {what}")
+                for now, old, what in pairs for name in lost(now, old)]
 
     if again := compared():
-        for numbers, better in zip(found, medians(benches, sorted({*again, *map(plain, again)}), 3 * ROUNDS)[1]):
+        for numbers, better in zip(found, medians(benches, sorted({*dict(again), *map(plain, dict(again))}), 3 * ROUNDS)[1]):
             numbers.update(better)
     gone = compared()
-    print(*gone.values(), sep="\n")
-    print(f"{len(names) - len(gone)} of {len(names)} ratios hold on {machine}")
+    for _, sentence in gone:
+        print(sentence)
+    print(f"{len(names) - len(dict(gone))} of {len(names)} ratios hold on {machine}")
     return 0 if baseline and not gone else 1
 
 
