@@ -5,7 +5,8 @@
 mutants.py list COUNT SEED [FILE...]     prints COUNT mutants of include/heed/{engine,simd,mask,plug}, or of these files
 mutants.py run COUNT SEED [FILE...]      plants them in a copy of the tree below build/mutants/ and runs random calls for each; then, for
                                          those that random calls do not notice, the portable tests that come past them, the
-                                         quickest first; goes on where it was stopped; ends with 1 if less than 90 % are noticed
+                                         quickest first; goes on where it was stopped; ends with 1 if less than 90 % are noticed of
+                                         those that change a result (MUTANTS.md has the others)
 
 A mutant is another comparison, the other sign, a number one larger, or a statement left out. The mutant that the environment's
 HEED_MUTANT names is on; without it the copy computes what the tree does. Places that only a compiler reads cannot be switched:
@@ -66,6 +67,10 @@ template <class A, class B> constexpr auto operator{old}(Left{at}<A> left, const
 }}""" for at, (old, new) in enumerate(OTHER.items())] + ["}", ""])
 
 
+def all_files():
+    return [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / "include/heed" / room).rglob("*.hpp"))]
+
+
 def places(files):
     """Everywhere a mutant may stand: (file, line from 0, column, text, how to switch it, in words)."""
     found = []
@@ -88,6 +93,18 @@ def places(files):
                     continue
                 found.append((file, number, hit.start(), hit[0], *change))
     return found
+
+
+def explained():
+    """What changes no result: (file, line, change in words), the rows of MUTANTS.md."""
+    cells = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+?) \|", (ROOT / "tests/MUTANTS.md").read_text(), re.M)
+    return {(f"include/heed/{file}", line.replace(r"\|", "|"), change) for file, line, change in cells}
+
+
+def row_of(place):
+    """What a row of MUTANTS.md says of a place, wherever its line has moved."""
+    file, line, *_, change = place
+    return str(file), (ROOT / file).read_text().splitlines()[line].strip(), change
 
 
 def drawn(files, count, seed):
@@ -203,36 +220,39 @@ def run(files, count, seed):
     faults.WORK, faults.TREE, faults.BUILD = WORK, TREE, BUILD
     faults.copy_tree()
     faults.configure()
-    order = drawn(files, count, seed)
+    order, without_effect = drawn(files, count, seed), explained()
+    if stale := without_effect - {row_of(place) for place in places(all_files())}:
+        sys.exit(f"MUTANTS.md has rows that fit no line: {stale}")
     file = WORK / f"results_{seed}.json"
     done = json.loads(file.read_text()) if file.is_file() else {"do not compile": []}
 
     def stage(target, prepare, look, before):
-        """Fills in the mutants of which `done` says `before`; returns how many are noticed. look(number, prepare()) names a test."""
-        chosen = {number: words(number, place) for number, place in
-                  build_with(order, count, target, done["do not compile"]).items()}
+        """Fills in the mutants of which `done` says `before`; returns those that nothing notices. look(number, prepare()) names a test."""
+        chosen = build_with(order, count, target, done["do not compile"])
+        keys = {number: words(number, place) for number, place in chosen.items()}
         file.write_text(json.dumps(done, indent=0))
         prepared = prepare()
-        waiting = [number for number in sorted(chosen) if done.get(chosen[number], before) == before]
+        waiting = [number for number in sorted(chosen) if done.get(keys[number], before) == before]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for number, name in zip(waiting, pool.map(lambda number: look(number, prepared), waiting)):
-                done[chosen[number]] = name
+                done[keys[number]] = name
                 file.write_text(json.dumps(done, indent=0))
-                print(f"{chosen[number]}: {name or 'NOT NOTICED'}", flush=True)
-        killed = sum(bool(done[key]) for key in chosen.values())
-        print(f"{killed} of {len(chosen)} mutants noticed", flush=True)
-        return killed
+                print(f"{keys[number]}: {name or 'NOT NOTICED'}", flush=True)
+        return [place for number, place in chosen.items() if not done[keys[number]]]
 
-    stage("heed_fuzz_calls", seconds_of_random_calls, noticed_by_random_calls, None)
-    return int(stage("heed_portable", reached_by_tests, noticed_by_tests, "") < 0.9 * count)
+    missed = stage("heed_fuzz_calls", seconds_of_random_calls, noticed_by_random_calls, None)
+    print(f"random calls notice {count - len(missed)} of {count} mutants", flush=True)
+    missed = stage("heed_portable", reached_by_tests, noticed_by_tests, "")
+    counting = sum(row_of(place) not in without_effect for place in missed)
+    print(f"{count - len(missed)} of {count} mutants noticed, {len(missed) - counting} change no result")
+    return int(counting > 0.1 * (count - len(missed) + counting))
 
 
 def main(arguments):
     if len(arguments) < 3 or arguments[0] not in ("list", "run"):
         sys.exit(__doc__)
     count, seed = int(arguments[1]), int(arguments[2])
-    rooms = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / "include/heed" / room).rglob("*.hpp"))]
-    files = [Path(name) for name in arguments[3:]] or rooms
+    files = [Path(name) for name in arguments[3:]] or all_files()
     if arguments[0] == "run":
         return run(files, count, seed)
     for number, place in enumerate(drawn(files, count, seed)[:count]):

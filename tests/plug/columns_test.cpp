@@ -10,6 +10,7 @@
 #include "own_op.hpp"
 
 #include <heed/kv_cache.hpp>
+#include <heed/ops/differential.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <cmath>
@@ -128,6 +129,15 @@ TEST_CASE("Hessian products of formulas of columns are those of central differen
 TEST_CASE("formulas of columns have the same bits on any number of threads", "[columns]") {
   check_bits_on_threads(OpCall<OwnAttention<Everything, float>>(
       everything<float>(4, 8), {2, 4, 4, 2, 150, 190, 8, 8}, causal<float>(Align::bottom_right)));
+}
+
+// The workers of a head take turns at its keys, and leave them when the last map has been added.
+TEST_CASE("columns of two maps have the same bits on any number of threads", "[columns]") {
+  using TwoMaps = Attention<float, OwnScore<Laplace, float>, Difference<float, GivenLambda<float>>,
+                            Identity<float>>;
+  for (int run = 0; run < 8; ++run)
+    check_bits_on_threads(
+        OpCall<TwoMaps>(TwoMaps{}, {1, 2, 2, 1, 200, 150, 8, 4}, causal<float>()));
 }
 
 TEST_CASE("panels that take turns add up what one does", "[columns]") {
