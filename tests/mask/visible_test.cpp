@@ -346,3 +346,16 @@ TEST_CASE("a backward call needs a function of positions where forward had one")
           call.backward();
         }).find("with a function of positions, this one is without") != std::string::npos);
 }
+
+TEST_CASE("a backward call needs the function where it stood in forward") {
+  const auto causal_at = [](Align align, Index offset) {
+    return visible<float>([](auto, auto, auto i, auto j) { return j <= i; }, align, offset);
+  };
+  OpCall<ScaledDot<float>> call({}, {1, 1, 1, 1, 4, 8, 4, 4}, causal_at(Align::top_left, 1));
+  call.forward();
+  for (const auto& other : {causal_at(Align::bottom_right, 1), causal_at(Align::top_left, 2)}) {
+    call.mask = other;
+    CHECK(message_of([&] { call.backward(); }).find("is of a call with other") !=
+          std::string::npos);
+  }
+}

@@ -67,7 +67,8 @@ struct Strip {
   }
 };
 
-// body(strip) for strips that make up the computed pairs of a tile, each pair in one of them.
+// body(strip) for strips that make up the computed pairs of a tile, each pair in one of them. Keys of a later vector begin and end
+// no earlier, as bands have them, so that vectors that share keys lie side by side.
 inline void for_strips(const TilePlace& at, int vectors, FunctionRef<const Strip&> body) {
   std::array<KeyRange, kPanelVectors> keys;  // of each vector
   bool all = true;
@@ -85,12 +86,9 @@ inline void for_strips(const TilePlace& at, int vectors, FunctionRef<const Strip
       if (end > from) to = std::min(to, end);
       met |= unsigned(begin <= from && from < end) << v;
     }
-    for (int v = 0; met != 0;) {
-      const int first = v + std::countr_zero(met), count = std::countr_one(met >> (first - v));
-      body(Strip{{from, to}, first, count});
-      met = met >> (first - v) >> count;
-      v = first + count;
-    }
+    if (met == 0) continue;
+    const int first = std::countr_zero(met);
+    body(Strip{{from, to}, first, std::countr_one(met >> first)});
   }
 }
 
