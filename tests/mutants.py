@@ -5,16 +5,17 @@
 mutants.py list COUNT SEED [FILE...]     prints COUNT mutants of include/heed/{engine,simd,mask,plug}, or of these files
 mutants.py run COUNT SEED [FILE...]      plants them in a copy of the tree below build/mutants/ and runs random calls for each; then, for
                                          those that random calls do not notice, the portable tests that come past them, the
-                                         quickest first; goes on where it was stopped; ends with 1 if less than 90 % are noticed of
+                                         quickest first; goes on where it was stopped, and looks again, by the
+                                         tests of today, at what nothing has noticed; ends with 1 if less than 90 % are noticed of
                                          those that change a result (MUTANTS.md has the others)
 
 A mutant is another comparison, the other sign, a number one larger, or a statement left out. The mutant that the environment's
 HEED_MUTANT names is on; without it the copy computes what the tree does. Places that only a compiler reads cannot be switched:
 each one that does not compile is left out, and the next of the drawing takes its place.
 """
+import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -107,10 +108,16 @@ def row_of(place):
     return str(file), (ROOT / file).read_text().splitlines()[line].strip(), change
 
 
-def drawn(files, count, seed):
-    """Places in a random order, no two of one line, so that an error names one of them."""
-    order = places(files)
-    random.Random(seed).shuffle(order)
+def name_of(place):
+    """A place in words that hold wherever its line moves."""
+    file, line, change = row_of(place)
+    return f"{file}: {line} [{place[2]}] -> {change}"
+
+
+def drawn(files, seed):
+    """Places in an order drawn by the seed and the text of each, so that a change of the code leaves the order of all others; no two
+    of one line, so that an error names one of them."""
+    order = sorted(places(files), key=lambda place: hashlib.sha256(f"{seed} {name_of(place)}".encode()).digest())
     lines, chosen = set(), []
     for place in order:
         if place[:2] not in lines:
@@ -156,7 +163,7 @@ def refused(log, chosen):
 
 def build_with(order, count, target, left_out):
     """Plants the first `count` places that compile, and builds the target; returns them by number. Others join `left_out`."""
-    waiting = [(number, place) for number, place in enumerate(order) if words(number, place) not in left_out]
+    waiting = [(number, place) for number, place in enumerate(order) if name_of(place) not in left_out]
     chosen, waiting = dict(waiting[:count]), waiting[count:]
     while True:
         plant(chosen)
@@ -170,7 +177,7 @@ def build_with(order, count, target, left_out):
             sys.exit(f"the copy does not build, and no mutant is to blame: see {WORK / 'build.log'}")
         print(f"{len(bad)} places do not compile and are left out", flush=True)
         for number in bad:
-            left_out.append(words(number, chosen.pop(number)))
+            left_out.append(name_of(chosen.pop(number)))
             if waiting:
                 chosen.__setitem__(*waiting.pop(0))
 
@@ -220,7 +227,7 @@ def run(files, count, seed):
     faults.WORK, faults.TREE, faults.BUILD = WORK, TREE, BUILD
     faults.copy_tree()
     faults.configure()
-    order, without_effect = drawn(files, count, seed), explained()
+    order, without_effect = drawn(files, seed), explained()
     if stale := without_effect - {row_of(place) for place in places(all_files())}:
         sys.exit(f"MUTANTS.md has rows that fit no line: {stale}")
     file = WORK / f"results_{seed}.json"
@@ -229,7 +236,7 @@ def run(files, count, seed):
     def stage(target, prepare, look, before):
         """Fills in the mutants of which `done` says `before`; returns those that nothing notices. look(number, prepare()) names a test."""
         chosen = build_with(order, count, target, done["do not compile"])
-        keys = {number: words(number, place) for number, place in chosen.items()}
+        keys = {number: name_of(place) for number, place in chosen.items()}
         file.write_text(json.dumps(done, indent=0))
         prepared = prepare()
         waiting = [number for number in sorted(chosen) if done.get(keys[number], before) == before]
@@ -237,7 +244,7 @@ def run(files, count, seed):
             for number, name in zip(waiting, pool.map(lambda number: look(number, prepared), waiting)):
                 done[keys[number]] = name
                 file.write_text(json.dumps(done, indent=0))
-                print(f"{keys[number]}: {name or 'NOT NOTICED'}", flush=True)
+                print(f"{words(number, chosen[number])}: {name or 'NOT NOTICED'}", flush=True)
         return [place for number, place in chosen.items() if not done[keys[number]]]
 
     missed = stage("heed_fuzz_calls", seconds_of_random_calls, noticed_by_random_calls, None)
@@ -255,7 +262,7 @@ def main(arguments):
     files = [Path(name) for name in arguments[3:]] or all_files()
     if arguments[0] == "run":
         return run(files, count, seed)
-    for number, place in enumerate(drawn(files, count, seed)[:count]):
+    for number, place in enumerate(drawn(files, seed)[:count]):
         print(words(number, place))
     return 0
 
