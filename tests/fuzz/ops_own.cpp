@@ -41,6 +41,7 @@ std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
   OwnPartsFormula f;
   f.shares = op.normaliser.shares = draw.chance(0.4);
   auto made = make_op(op, f, f.shares ? "heads share queries" : "");
+  made->terms_known = true;
   made->reads_query = f.shares;  // another head may read a row that its own head does not read
   return made;
 }

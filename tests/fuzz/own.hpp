@@ -219,8 +219,11 @@ struct OwnPartsFormula : SoftmaxFormula {
   }
   template <class S>
   void read(const Plain<S>& p, PlainResult<S>& result) const {
-    for (std::size_t n = 0; n < result.out.size(); ++n)
-      result.out[n] = result.out[n] * p.params[2][n % std::size_t(p.sizes.dim_v)];
+    for (std::size_t n = 0; n < result.out.size(); ++n) {
+      const S& factor = p.params[2][n % std::size_t(p.sizes.dim_v)];
+      result.out[n] = result.out[n] * factor;
+      result.terms[n] *= std::abs(value(factor));
+    }
   }
 };
 
