@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,8 +73,13 @@ def all_files():
     return [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / "include/heed" / room).rglob("*.hpp"))]
 
 
+# Where a mutant may stand: the number of the line counts from 0, `code` is the line; `switch` is what takes the place of `text`, and
+# `change` says it in words.
+Place = namedtuple("Place", "file line column text switch change code")
+
+
 def places(files):
-    """Everywhere a mutant may stand: (file, line from 0, column, text, how to switch it, in words)."""
+    """Everywhere a mutant may stand."""
     found = []
     for file in files:
         before = ""
@@ -92,7 +98,7 @@ def places(files):
                     change = f"{indent}heed_mutants::on(%d) ? void() : void({statement});", "left out"
                 else:
                     continue
-                found.append((file, number, hit.start(), hit[0], *change))
+                found.append(Place(file, number, hit.start(), hit[0], *change, line.strip()))
     return found
 
 
@@ -104,14 +110,12 @@ def explained():
 
 def row_of(place):
     """What a row of MUTANTS.md says of a place, wherever its line has moved."""
-    file, line, *_, change = place
-    return str(file), (ROOT / file).read_text().splitlines()[line].strip(), change
+    return str(place.file), place.code, place.change
 
 
 def name_of(place):
     """A place in words that hold wherever its line moves."""
-    file, line, change = row_of(place)
-    return f"{file}: {line} [{place[2]}] -> {change}"
+    return f"{place.file}: {place.code} [{place.column}] -> {place.change}"
 
 
 def drawn(files, seed):
@@ -127,20 +131,20 @@ def drawn(files, seed):
 
 
 def words(number, place):
-    file, line, _, text, _, change = place
-    return f"{number:>4}  {file}:{line + 1}: {text.strip()} -> {change}"
+    return f"{number:>4}  {place.file}:{place.line + 1}: {place.text.strip()} -> {place.change}"
 
 
 def plant(chosen):
     """Writes the copy of the tree with these mutants, by number."""
     by_file = {}
     for number, place in chosen.items():
-        by_file.setdefault(place[0], []).append((number, place))
+        by_file.setdefault(place.file, []).append((number, place))
     config = Path("include/heed/core/config.hpp")
     for file in {path.relative_to(ROOT) for path in (ROOT / "include/heed").rglob("*.hpp")}:
         lines = (ROOT / file).read_text().splitlines()
-        for number, (_, line, column, text, switch, _) in by_file.get(file, []):
-            lines[line] = lines[line][:column] + switch % number + lines[line][column + len(text):]
+        for number, place in by_file.get(file, []):
+            before, behind = lines[place.line][:place.column], lines[place.line][place.column + len(place.text):]
+            lines[place.line] = before + place.switch % number + behind
         text = "\n".join(lines) + "\n"
         if file == config:
             text = text.replace("#pragma once\n", "#pragma once\n#include <heed/mutants.hpp>\n", 1)
@@ -152,7 +156,7 @@ def plant(chosen):
 def refused(log, chosen):
     """Numbers of mutants at lines that the compiler's output names in an error, or else in its notes, or else where it has inlined
     what the error names."""
-    at = {(str(place[0]), place[1] + 1): number for number, place in chosen.items()}
+    at = {(str(place.file), place.line + 1): number for number, place in chosen.items()}
     pattern = re.compile(r"(include/heed/[\w/]+\.hpp):(\d+):\d+: (\w[\w ]*):")
     named = [(at.get((hit[1], int(hit[2]))), "error" in hit[3]) for hit in pattern.finditer(log)]
     errors = {number for number, error in named if number is not None and error}
