@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small faults drawn at random, all compiled into one build, each switched on by itself: how many do the tests notice?
 
-mutants.py list COUNT SEED [FILE...]     prints COUNT mutants of include/heed/{engine,simd,mask,plug}, or of these files
+mutants.py list COUNT SEED [FILE...]     prints COUNT mutants of include/heed/{engine,simd,mask,plug}, or of these files; ends with
+                                         an error where a row of MUTANTS.md fits no line
 mutants.py run COUNT SEED [FILE...]      plants them in a copy of the tree below build/mutants/ and runs random calls for each; then, for
                                          those that random calls do not notice, the portable tests that come past them, the
                                          quickest first; goes on where it was stopped, and looks again, by the
@@ -103,9 +104,12 @@ def places(files):
 
 
 def explained():
-    """What changes no result: (file, line, change in words), the rows of MUTANTS.md."""
+    """What changes no result: (file, line, change in words), the rows of MUTANTS.md, each of which fits a line of the tree."""
     cells = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+?) \|", (ROOT / "tests/MUTANTS.md").read_text(), re.M)
-    return {(f"include/heed/{file}", line.replace(r"\|", "|"), change) for file, line, change in cells}
+    rows = {(f"include/heed/{file}", line.replace(r"\|", "|"), change) for file, line, change in cells}
+    if stale := rows - {row_of(place) for place in places(all_files())}:
+        sys.exit(f"MUTANTS.md has rows that fit no line: {stale}")
+    return rows
 
 
 def row_of(place):
@@ -226,14 +230,12 @@ def noticed_by_tests(number, reached):
     return ""
 
 
-def run(files, count, seed):
+def run(files, count, seed, without_effect):
     WORK.mkdir(parents=True, exist_ok=True)
     faults.WORK, faults.TREE, faults.BUILD = WORK, TREE, BUILD
     faults.copy_tree()
     faults.configure()
-    order, without_effect = drawn(files, seed), explained()
-    if stale := without_effect - {row_of(place) for place in places(all_files())}:
-        sys.exit(f"MUTANTS.md has rows that fit no line: {stale}")
+    order = drawn(files, seed)
     file = WORK / f"results_{seed}.json"
     done = json.loads(file.read_text()) if file.is_file() else {"do not compile": []}
 
@@ -264,8 +266,9 @@ def main(arguments):
         sys.exit(__doc__)
     count, seed = int(arguments[1]), int(arguments[2])
     files = [Path(name) for name in arguments[3:]] or all_files()
+    without_effect = explained()
     if arguments[0] == "run":
-        return run(files, count, seed)
+        return run(files, count, seed, without_effect)
     for number, place in enumerate(drawn(files, seed)[:count]):
         print(words(number, place))
     return 0

@@ -71,12 +71,7 @@ struct Strip {
 // no earlier, as bands have them, so that vectors that share keys lie side by side.
 inline void for_strips(const TilePlace& at, int vectors, FunctionRef<const Strip&> body) {
   std::array<KeyRange, kPanelVectors> keys;  // of each vector
-  bool all = true;
-  for (int v = 0; v < vectors; ++v) {
-    keys[std::size_t(v)] = at.keys_of(v);
-    all = all && keys[std::size_t(v)].size() == at.keys;
-  }
-  if (all && at.keys > 0) return body(Strip{{0, at.keys}, 0, vectors});
+  for (int v = 0; v < vectors; ++v) keys[std::size_t(v)] = at.keys_of(v);
   for (Index from = 0, to; from < at.keys; from = to) {
     to = at.keys;  // or the next key at which some vector begins or ends
     unsigned met = 0;
