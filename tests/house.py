@@ -24,15 +24,15 @@ BESIDE_ENGINE = "heed/compiled_engine.hpp"  # the same for programs that link th
 
 # What no change may exceed. Whoever makes the house lighter lowers a number.
 BUDGETS = {
-    "lines of engine/": 13751,
+    "lines of engine/": 13746,
     "longest header of engine/, lines": 560,
     "longest function, lines": 60,
     "files behind one op, both ways": 108,
-    "lines behind one op, both ways": 18900,
-    "lines behind one op beside heed::engine": 11445,
+    "lines behind one op, both ways": 18895,
+    "lines behind one op beside heed::engine": 11440,
     "files behind heed/attention.hpp": 143,
-    "lines behind heed/attention.hpp": 24254,
-    "lines of all headers": 52028,
+    "lines behind heed/attention.hpp": 24249,
+    "lines of all headers": 52023,
     "lines of README.md": 150,
 }
 
