@@ -3,7 +3,7 @@
 
 // Ranks that are threads of one process, with the members of heed::mpi::Communicator.
 
-#include <heed/mpi/messages.hpp>
+#include <heed/mpi/any_communicator.hpp>
 
 #include <condition_variable>
 #include <cstring>

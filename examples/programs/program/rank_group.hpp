@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Neighbouring ranks of a run, as a communicator of heed::mpi (heed/mpi/messages.hpp): waiting for their messages notices
+// Neighbouring ranks of a run, as a communicator of heed::mpi (heed/mpi/any_communicator.hpp): waiting for their messages notices
 // ranks that have ended, failed or got stuck, as every exchange of the run does.
 
 #include "ranks.hpp"
 
-#include <heed/mpi/messages.hpp>
+#include <heed/mpi/any_communicator.hpp>
 
 #include <span>
 #include <utility>

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A communicator of any class (mpi/messages.hpp), for code that is compiled without that class.
+// Messages between ranks by a communicator of any class. Calls take it by its own name and go on with an AnyCommunicator, so
+// that they run without MPI, too, and their code is compiled without that class. It needs the members
+//
+//   rank(), size()            int
+//   start(sends, receives)    begins to send and to receive all of these messages; returns a Transfer, which can be moved, whose
+//                             wait() returns when all are through, and whose poke() looks after them meanwhile. Messages
+//                             between two ranks arrive in the order in which they were started
 
-#include <heed/mpi/messages.hpp>
+#include <heed/core/config.hpp>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>
@@ -13,6 +20,18 @@
 namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
+
+// Bytes for a rank, and room for bytes of a rank.
+struct Send {
+  int to;
+  const void* data;
+  std::size_t bytes;
+};
+struct Receive {
+  int from;
+  void* data;
+  std::size_t bytes;
+};
 
 class AnyCommunicator {
   struct Held {

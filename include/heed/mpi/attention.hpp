@@ -31,28 +31,27 @@ namespace mpi {
 namespace detail {
 
 // The Way of the ring (mpi/rank_call.hpp).
-template <class Op>
+template <class Real>
 struct Ringing {
-  using Real = typename Op::Scalar;
   const SharedOp<Real>& op;
-  const Op& typed;
+  RingOp<Real> ring;
 
-  [[nodiscard]] static std::size_t pieces() { return Op::NormaliserType::maps; }
+  [[nodiscard]] std::size_t pieces() const { return ring.maps.size(); }
   [[nodiscard]] Index step(const Geometry& g, const Options& options) const {
-    return ring_step(typed, g, options);
+    return ring_step(ring, g, options);
   }
   void require(const Geometry& g, const Sharding& sharding, const std::string& where) const {
-    require_ring(typed, g, where);
-    heed::require(!Op::ReadoutType::uses_own_rows || keys_of(sharding) == sharding.queries, where,
+    require_ring(op.tiles, ring, g, where);
+    heed::require(!op.tiles.readout.traits.uses_own_rows || keys_of(sharding) == sharding.queries,
+                  where,
                   ": the readout reads key and value of its own row; in the ring the shards of "
                   "keys must be those of queries");
   }
-  template <class Comm>
-  [[nodiscard]] auto call(const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
-                          const Sharding& sharding, const Geometry& g,
+  [[nodiscard]] auto call(const AnyCommunicator& comm, const Inputs<Real>& in,
+                          const Mask<Real>& mask, const Sharding& sharding, const Geometry& g,
                           const Options& options) const {
-    return RingCall<Op, Comm>(comm, typed, in, mask, sharding.queries, keys_of(sharding), g,
-                              options);
+    return RingCall<Real>(comm, op, ring, in, mask, sharding.queries, keys_of(sharding), g,
+                          options);
   }
 };
 
@@ -63,7 +62,7 @@ struct Ringing {
 template <class Op>
 [[nodiscard]] Index shard_step(const Op& op, const Geometry& whole, Method method = Method::gather,
                                const Options& options = {}) {
-  return method == Method::ring ? detail::ring_step(op, whole, options)
+  return method == Method::ring ? detail::ring_step(detail::ring_op(op), whole, options)
                                 : share_step(op, whole, options);
 }
 
@@ -116,8 +115,8 @@ void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
     return detail::forward_gathered(comm, op, in, mask, sharding, out, saved, options);
   static_assert(check_attention_op<Op>());
   heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
-    detail::forward_by(detail::Ringing<Op>{shared, op}, comm, in, mask, sharding, out, saved,
-                       options);
+    detail::forward_by(detail::Ringing<Real>{shared, detail::ring_op(op)}, AnyCommunicator(comm),
+                       in, mask, sharding, out, saved, options);
   });
 }
 
@@ -135,10 +134,12 @@ void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
     return detail::backward_gathered(comm, op, in, mask, sharding, saved, out, grad_out, grads,
                                      grad_op, options);
   static_assert(check_attention_op<Op>());
-  heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
-    detail::backward_by(detail::Ringing<Op>{shared, op}, comm, in, mask, sharding, saved, out,
-                        grad_out, grads, grad_op, options);
-  });
+  heed::detail::Door<Op>::share(
+      op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+        detail::backward_by(detail::Ringing<Real>{shared, detail::ring_op(op)},
+                            AnyCommunicator(comm), in, mask, sharding, saved, out, grad_out, grads,
+                            gradient, options);
+      });
 }
 
 // Overloads for calls that do not fit (engine/mistakes.hpp).
@@ -178,8 +179,8 @@ void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op:
   heed::detail::Door<Op>::share(
       op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
         detail::call_on_ranks(
-            "heed::mpi::backward_in_order", detail::Gathering<Real>{shared}, comm, in, mask,
-            sharding, options,
+            "heed::mpi::backward_in_order", detail::Gathering<Real>{shared}, AnyCommunicator(comm),
+            in, mask, sharding, options,
             [&](const auto& call) {
               require(sharding.method == Method::gather, call.side.where,
                       ": the method is ring, only gathered calls have the bits of one process");

@@ -3,14 +3,14 @@
 
 // A communicator of MPI, as heed uses it: bytes from rank to rank, in transfers that run while others compute. It owns
 // nothing: MPI is initialised and finalised by the program, and the communicator, any intracommunicator, is the caller's.
-// mpi/messages.hpp lists the members that algorithms need of such a class.
+// mpi/any_communicator.hpp lists the members that calls need of such a class.
 //
 // MPI must allow calls from the thread that calls heed (MPI_THREAD_FUNNELED for the main thread); heed's own threads make
 // none. All messages carry kTag: on the same communicator no message of the program may carry it while a call of heed is at
 // work. While a Communicator lives, errors of its communicator return and become exceptions with MPI's text.
 
 #include <heed/core/error.hpp>
-#include <heed/mpi/messages.hpp>
+#include <heed/mpi/any_communicator.hpp>
 
 #include <mpi.h>
 

@@ -7,18 +7,20 @@
 // The source files that define these classes are made from this header (cmake/compiled.cmake), so each promise starts with
 // `extern template`.
 
-#include <heed/mpi/any_communicator.hpp>
 #include <heed/mpi/rank_call.hpp>
+#include <heed/mpi/ring.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
 extern template class mpi::detail::RankSide<float>;
 extern template class mpi::detail::RankSide<double>;
-extern template class mpi::detail::GatherSide<float, mpi::AnyCommunicator>;
-extern template class mpi::detail::GatherSide<double, mpi::AnyCommunicator>;
-extern template class mpi::detail::GatherCall<float, mpi::AnyCommunicator>;
-extern template class mpi::detail::GatherCall<double, mpi::AnyCommunicator>;
+extern template class mpi::detail::GatherSide<float>;
+extern template class mpi::detail::GatherSide<double>;
+extern template class mpi::detail::GatherCall<float>;
+extern template class mpi::detail::GatherCall<double>;
+extern template class mpi::detail::RingCall<float>;
+extern template class mpi::detail::RingCall<double>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -72,8 +72,8 @@ template <class Element>
 template <class Real>
 class GatheredRows {
  public:
-  template <class Comm>
-  GatheredRows(const Comm& comm, const Shards& shards, const StoredView<const Real>& own) {
+  GatheredRows(const AnyCommunicator& comm, const Shards& shards,
+               const StoredView<const Real>& own) {
     if (!own.given()) return;
     view_ = own.visit([&](const auto& of) -> StoredView<const Real> {
       if constexpr (requires { of.scales(); }) {
@@ -87,8 +87,8 @@ class GatheredRows {
   [[nodiscard]] const StoredView<const Real>& view() const { return view_; }
 
  private:
-  template <class Comm, class Element>
-  [[nodiscard]] TensorView<Element> gather(const Comm& comm, const Shards& shards,
+  template <class Element>
+  [[nodiscard]] TensorView<Element> gather(const AnyCommunicator& comm, const Shards& shards,
                                            const TensorView<Element>& own) {
     auto rows = std::make_shared<const std::vector<std::remove_const_t<Element>>>(
         gather_rows(comm, shards, own));
@@ -104,11 +104,12 @@ class GatheredRows {
 
 // A rank's part of a call whose keys are gathered, apart from the op. Functions that are not
 // inlined can be compiled once for all ops (heed/compiled_engine.hpp).
-template <class Real, class Comm>
+template <class Real>
 class GatherSide {
  public:
-  [[gnu::noinline]] GatherSide(const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
-                               const Shards& queries, const Shards& keys, const Options& options)
+  [[gnu::noinline]] GatherSide(const AnyCommunicator& comm, const Inputs<Real>& in,
+                               const Mask<Real>& mask, const Shards& queries, const Shards& keys,
+                               const Options& options)
       : comm_(comm),
         in_(in),
         mask_(mask),
@@ -168,8 +169,7 @@ class GatherSide {
     Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
         of_values(in_.value.shape(), keys_, grads.value.given()),
         of_inputs(in_.key_inputs.shape(), keys_, grads.key_inputs.given());
-    const Shape bias = mask_.bias.shape();
-    Sums of_bias(bias, grads.bias.given());
+    Sums of_bias(mask_.bias.shape(), grads.bias.given());
     for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
       const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
       of_piece(in, saved.pieces[n], own(out), {own(output.out), own(output.lse), own(output.steps)},
@@ -188,14 +188,7 @@ class GatherSide {
     const std::size_t first_of_bias = parameters.size();
     if (grads.bias.given()) of_bias.append_to(parameters);
     sum_over_ranks(comm_, parameters);
-    if (grads.bias.given()) {
-      const TensorView<Real> to = copies.write(grads.bias);
-      const double* from = parameters.data() + first_of_bias;
-      for (Index b = 0; b < bias.batch; ++b)
-        for (Index h = 0; h < bias.heads; ++h)
-          for (Index i = 0; i < bias.len; ++i)
-            for (Index j = 0; j < bias.dim; ++j) to(b, h, i, j) = Real(*from++);
-    }
+    if (grads.bias.given()) write_rows(parameters.data() + first_of_bias, copies.write(grads.bias));
     copies.round();
   }
 
@@ -206,23 +199,20 @@ class GatherSide {
     for (const std::vector<Real>* part : parts)
       if (!part->empty()) sends.push_back({to, part->data(), part->size() * sizeof(Real)});
     if (!sums.empty()) sends.push_back({to, sums.data(), sums.size() * sizeof(double)});
-    auto transfer = comm_.start(sends, {});
-    transfer.wait();
+    comm_.start(sends, {}).wait();
   }
   template <class Parts>
   void receive_state(int from, const Parts& parts, std::vector<double>& sums) const {
     std::array<std::size_t, 2> sizes{};
     const Receive first[] = {{from, sizes.data(), sizeof sizes}};
-    auto transfer = comm_.start({}, first);
-    transfer.wait();
+    comm_.start({}, first).wait();
     parts.back()->resize(sizes[0]);
     sums.resize(sizes[1]);
     std::vector<Receive> receives;
     for (std::vector<Real>* part : parts)
       if (!part->empty()) receives.push_back({from, part->data(), part->size() * sizeof(Real)});
     if (!sums.empty()) receives.push_back({from, sums.data(), sums.size() * sizeof(double)});
-    auto rest = comm_.start({}, receives);
-    rest.wait();
+    comm_.start({}, receives).wait();
   }
   // Sends numbers of one rank to all ranks, which know how many they are.
   [[nodiscard, gnu::noinline]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
@@ -307,7 +297,7 @@ class GatherSide {
   };
 
  protected:
-  const Comm& comm_;
+  const AnyCommunicator& comm_;
   const Inputs<Real>& in_;
   const Mask<Real>& mask_;
   const Shards &queries_, &keys_;
@@ -316,17 +306,17 @@ class GatherSide {
 };
 
 // The rank's part of a call of an op. Gradients of its parameters are added to `grad_op`, if it is given.
-template <class Real, class Comm>
-class GatherCall : GatherSide<Real, Comm> {
-  using Side = GatherSide<Real, Comm>;
+template <class Real>
+class GatherCall : GatherSide<Real> {
+  using Side = GatherSide<Real>;
 
  public:
-  GatherCall(const Comm& comm, const SharedOp<Real>& op, const Inputs<Real>& in,
+  GatherCall(const AnyCommunicator& comm, const SharedOp<Real>& op, const Inputs<Real>& in,
              const Mask<Real>& mask, const Shards& queries, const Shards& keys,
              const Options& options)
       : Side(comm, in, mask, queries, keys, options), op_(op) {}
 
-  void forward(const Outputs<Real>& out, Saved<Real>* saved) {
+  [[gnu::noinline]] void forward(const Outputs<Real>& out, Saved<Real>* saved) {
     settle([&](const OpTiles<Real>& rehearsal, Saved<Real>& reports) {
       run(rehearsal, out, &reports);
     });
@@ -334,9 +324,9 @@ class GatherCall : GatherSide<Real, Comm> {
   }
 
   // The gradients of the parameters are sums over all ranks.
-  void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
-                const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                OpGradient<Real>* grad_op) {
+  [[gnu::noinline]] void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
+                                  const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                                  OpGradient<Real>* grad_op) {
     settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
     std::vector<double> parameters(grad_op ? std::size_t(grad_op->numbers()) : 0);
     Side::backward(
@@ -354,9 +344,11 @@ class GatherCall : GatherSide<Real, Comm> {
   }
 
   // The same, with the bits of one process in all gradients. For ops that read no inputs per token.
-  void backward_in_order(const Saved<Real>& saved, const StoredView<const Real>& out,
-                         const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                         OpGradient<Real>* grad_op) {
+  [[gnu::noinline]] void backward_in_order(const Saved<Real>& saved,
+                                           const StoredView<const Real>& out,
+                                           const OutputGradients<Real>& output,
+                                           const Gradients<Real>& grads,
+                                           OpGradient<Real>* grad_op) {
     settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
     WidenedTensors<Real> copies(options_.threads);
     const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
@@ -406,22 +398,13 @@ class GatherCall : GatherSide<Real, Comm> {
     for (const double number : parameters) all.push_back(Real(number));
     all = Side::from_root(root, std::move(all));
     const Real* from = all.data();
-    if (grads.bias.given()) from = copy_rows(from, copies.write(grads.bias));
+    if (grads.bias.given()) from = write_rows(from, copies.write(grads.bias));
     parameters.assign(from, std::as_const(all).data() + all.size());
     if (grad_op) grad_op->add_from(parameters.data());
     copies.round();
   }
 
  private:
-  // Returns where the numbers behind those of `to` stand.
-  [[nodiscard]] static const Real* copy_rows(const Real* from, const TensorView<Real>& to) {
-    const Shape& s = to.shape();
-    for (Index b = 0; b < s.batch; ++b)
-      for (Index h = 0; h < s.heads; ++h)
-        for (Index i = 0; i < s.len; ++i, from += s.dim) std::copy_n(from, s.dim, to.row(b, h, i));
-    return from;
-  }
-
   using Driver = heed::detail::Driver<Real>;
   using Side::comm_;
   using Side::in_;

@@ -22,10 +22,10 @@ struct Gathering {
     return heed::detail::Driver<Real>::share_step(op.tiles, g, options);
   }
   static void require(const Geometry&, const Sharding&, const std::string&) {}
-  template <class Comm>
-  [[nodiscard]] auto call(const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
-                          const Sharding& sharding, const Geometry&, const Options& options) const {
-    return GatherCall<Real, Comm>(comm, op, in, mask, sharding.queries, keys_of(sharding), options);
+  [[nodiscard]] auto call(const AnyCommunicator& comm, const Inputs<Real>& in,
+                          const Mask<Real>& mask, const Sharding& sharding, const Geometry&,
+                          const Options& options) const {
+    return GatherCall<Real>(comm, op, in, mask, sharding.queries, keys_of(sharding), options);
   }
 };
 
@@ -35,7 +35,8 @@ void forward_gathered(const Comm& comm, const Op& op, const Inputs<Real>& in,
                       Saved<Real>* saved, const Options& options) {
   static_assert(check_attention_op<Op>());
   heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
-    forward_by(Gathering<Real>{shared}, comm, in, mask, sharding, out, saved, options);
+    forward_by(Gathering<Real>{shared}, AnyCommunicator(comm), in, mask, sharding, out, saved,
+               options);
   });
 }
 template <class Comm, class Op, class Real = typename Op::Scalar>
@@ -44,11 +45,11 @@ void backward_gathered(const Comm& comm, const Op& op, const Inputs<Real>& in,
                        const StoredView<const Real>& out, const OutputGradients<Real>& grad_out,
                        const Gradients<Real>& grads, Op* grad_op, const Options& options) {
   static_assert(check_attention_op<Op>());
-  heed::detail::Door<Op>::share(op, grad_op,
-                                [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
-                                  backward_by(Gathering<Real>{shared}, comm, in, mask, sharding,
-                                              saved, out, grad_out, grads, gradient, options);
-                                });
+  heed::detail::Door<Op>::share(
+      op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+        backward_by(Gathering<Real>{shared}, AnyCommunicator(comm), in, mask, sharding, saved, out,
+                    grad_out, grads, gradient, options);
+      });
 }
 
 }  // namespace detail

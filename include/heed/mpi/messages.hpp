@@ -1,25 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages between ranks, and sums and tensors made from them. All functions are templates over the
-// communicator Comm, so that they run without MPI, too. They need its members
-//
-//   rank(), size()            int
-//   start(sends, receives)    begins to send and to receive all of these messages; a Comm::Transfer, whose wait() returns when
-//                             all are through, and whose poke() looks after them meanwhile. Messages between two ranks
-//                             arrive in the order in which they were started
+// Sums and tensors made from messages between ranks (mpi/any_communicator.hpp).
 //
 // Sums over ranks are added up in double in the order of the ranks, and rounded once: for a given number of ranks they are
 // the same bits at each run.
 
 #include <heed/core/error.hpp>
 #include <heed/core/view.hpp>
+#include <heed/mpi/any_communicator.hpp>
 #include <heed/mpi/shards.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,18 +22,6 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
 
-// Bytes for a rank, and room for bytes of a rank.
-struct Send {
-  int to;
-  const void* data;
-  std::size_t bytes;
-};
-struct Receive {
-  int from;
-  void* data;
-  std::size_t bytes;
-};
-
 namespace detail {
 
 // Numbers for each rank, or from each rank.
@@ -47,8 +29,8 @@ template <class Number>
 using ByRank = std::vector<std::vector<Number>>;
 
 // to[r] = what rank r has in from[own rank]. The sizes of `to` are known.
-template <class Comm, class Number>
-void exchange(const Comm& comm, const ByRank<Number>& from, ByRank<Number>& to) {
+template <class Number>
+void exchange(const AnyCommunicator& comm, const ByRank<Number>& from, ByRank<Number>& to) {
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (int r = 0; r < comm.size(); ++r) {
@@ -61,13 +43,12 @@ void exchange(const Comm& comm, const ByRank<Number>& from, ByRank<Number>& to) 
     if (!out.empty()) sends.push_back({r, out.data(), out.size() * sizeof(Number)});
     if (!in.empty()) receives.push_back({r, in.data(), in.size() * sizeof(Number)});
   }
-  auto transfer = comm.start(sends, receives);
-  transfer.wait();
+  comm.start(sends, receives).wait();
 }
 
 // The values of all ranks.
-template <class Comm>
-[[nodiscard]] std::vector<std::string> all_texts(const Comm& comm, const std::string& own) {
+[[nodiscard]] inline std::vector<std::string> all_texts(const AnyCommunicator& comm,
+                                                        const std::string& own) {
   const auto ranks = std::size_t(comm.size());
   ByRank<std::size_t> size(ranks, {own.size()}), sizes(ranks, {0});
   exchange(comm, size, sizes);
@@ -94,8 +75,8 @@ struct RankStamp {
 
 // Throws std::invalid_argument with the same sentence on all ranks unless all of them can make the
 // call, and it is the same on all.
-template <class Comm>
-void require_agreement(const Comm& comm, const RankStamp& own, const std::string& where) {
+inline void require_agreement(const AnyCommunicator& comm, const RankStamp& own,
+                              const std::string& where) {
   std::string text = own.error;
   for (const auto& [name, value] : own.parts) text += '\0' + name + '\0' + value;
   const std::vector<std::string> all = all_texts(comm, text);
@@ -126,8 +107,7 @@ void require_agreement(const Comm& comm, const RankStamp& own, const std::string
 }
 
 // Sums over all ranks; each rank gets them.
-template <class Comm>
-void sum_over_ranks(const Comm& comm, std::vector<double>& sums) {
+inline void sum_over_ranks(const AnyCommunicator& comm, std::vector<double>& sums) {
   const auto ranks = std::size_t(comm.size()), own = std::size_t(comm.rank());
   const auto cut = [&](std::size_t r) { return sums.size() * r / ranks; };
   // Each rank adds up one piece, and sends it to the others.
@@ -183,10 +163,21 @@ void for_packed_rows(const Shards& shards, int rank, const Shape& s, const Numbe
 inline constexpr auto kWholeRow = [](Index token, Index) { return token; };
 inline constexpr auto kOwnRow = [](Index, Index n) { return n; };
 
+// Writes dense numbers to the rows of `to`; returns where those behind them stand.
+template <class Number, class Real>
+const Number* write_rows(const Number* from, const TensorView<Real>& to) {
+  const Shape& s = to.shape();
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index h = 0; h < s.heads; ++h)
+      for (Index t = 0; t < s.len; ++t)
+        for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) = Real(*from++);
+  return from;
+}
+
 // The rows of all tokens in their order, dense (batch, heads, shards.len(), dim), from the rows of each rank.
-template <class Comm, class Element>
+template <class Element>
 [[nodiscard]] std::vector<std::remove_const_t<Element>> gather_rows(
-    const Comm& comm, const Shards& shards, const TensorView<Element>& own) {
+    const AnyCommunicator& comm, const Shards& shards, const TensorView<Element>& own) {
   using Number = std::remove_const_t<Element>;
   const Shape& s = own.shape();
   const auto ranks = std::size_t(comm.size());
@@ -205,9 +196,9 @@ template <class Comm, class Element>
 }
 
 // own = sum over ranks of `partial`, for the tokens of this rank.
-template <class Comm, class Real>
-void sum_rows(const Comm& comm, const Shards& shards, const TensorView<const Real>& partial,
-              const TensorView<Real>& own) {
+template <class Real>
+void sum_rows(const AnyCommunicator& comm, const Shards& shards,
+              const TensorView<const Real>& partial, const TensorView<Real>& own) {
   const Shape& s = own.shape();
   const auto ranks = std::size_t(comm.size());
   ByRank<Real> from(ranks),

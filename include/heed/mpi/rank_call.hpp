@@ -193,6 +193,24 @@ class RankSide {
     stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
   }
 
+  // Throws the same sentence on all ranks unless all of them can make the call, and it is the same on all: `stamp` checks it.
+  [[gnu::noinline]] void agree(const AnyCommunicator& comm,
+                               const std::function<RankStamp()>& stamp) const {
+    RankStamp own;
+    try {
+      own = stamp();
+    } catch (const std::invalid_argument& error) {
+      own.error = error.what();
+    }
+    require_agreement(comm, own, where);
+  }
+
+  // The mask with its functions asked once for all pieces of the rank.
+  [[nodiscard, gnu::noinline]] Mask<Real> asked_once() const {
+    if (mask.rules.empty()) return mask;
+    return BlockMask<Real>(mask, geometry, options.threads).mask();
+  }
+
  private:
   [[nodiscard]] Mask<Real> without_rules() const {
     Mask<Real> rest = mask;
@@ -254,51 +272,31 @@ struct RankCall {
   }
 };
 
-// Throws the same sentence on all ranks unless all of them can make the call, and it is the same on all: `stamp` checks it.
-template <class Comm>
-void agree(const Comm& comm, const std::string& where, const std::function<RankStamp()>& stamp) {
-  RankStamp own;
-  try {
-    own = stamp();
-  } catch (const std::invalid_argument& error) {
-    own.error = error.what();
-  }
-  require_agreement(comm, own, where);
-}
-
-// The mask with its functions asked once for all pieces of the rank.
-template <class Real>
-[[nodiscard]] Mask<Real> asked_once(const Mask<Real>& mask, const Geometry& g, int threads) {
-  if (mask.rules.empty()) return mask;
-  return BlockMask<Real>(mask, g, threads).mask();
-}
-
 // The common part of all calls: after check(call) has found no fault and all ranks agree, calls
 // f(run) with the prepared mask. add(stamp) adds to what they must agree in.
-template <class Way, class Comm, class Real, class Check, class Add, class F>
-void call_on_ranks(const char* door, const Way& way, const Comm& comm, const Inputs<Real>& in,
-                   const Mask<Real>& mask, const Sharding& sharding, const Options& options,
-                   Check&& check, Add&& add, F&& f) {
+template <class Way, class Real, class Check, class Add, class F>
+void call_on_ranks(const char* door, const Way& way, const AnyCommunicator& comm,
+                   const Inputs<Real>& in, const Mask<Real>& mask, const Sharding& sharding,
+                   const Options& options, Check&& check, Add&& add, F&& f) {
   RankCall<Real, Way> call{way,
                            {in, mask, sharding, options, comm.rank(), comm.size(),
                             heed::detail::door_name(door, options.name)}};
-  agree(comm, call.side.where, [&] {
+  call.side.agree(comm, [&] {
     call.check();
     check(call);
     RankStamp stamp = call.stamp();
     add(stamp);
     return stamp;
   });
-  const Geometry& g = call.side.geometry;
-  const Mask<Real> asked = asked_once(mask, g, options.threads);
-  auto run = way.call(comm, in, asked, sharding, g, options);
+  const Mask<Real> asked = call.side.asked_once();
+  auto run = way.call(comm, in, asked, sharding, call.side.geometry, options);
   f(run);
 }
 
-template <class Way, class Comm, class Real>
-void forward_by(const Way& way, const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
-                const Sharding& sharding, const Outputs<Real>& out, Saved<Real>* saved,
-                const Options& options) {
+template <class Way, class Real>
+void forward_by(const Way& way, const AnyCommunicator& comm, const Inputs<Real>& in,
+                const Mask<Real>& mask, const Sharding& sharding, const Outputs<Real>& out,
+                Saved<Real>* saved, const Options& options) {
   if (saved) saved->pieces.clear();
   call_on_ranks(
       "heed::mpi::forward", way, comm, in, mask, sharding, options,
@@ -308,9 +306,9 @@ void forward_by(const Way& way, const Comm& comm, const Inputs<Real>& in, const 
 }
 
 // Gradient: that of the op's type, or an OpGradient.
-template <class Way, class Comm, class Real, class Gradient>
-void backward_by(const Way& way, const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
-                 const Sharding& sharding, const Saved<Real>& saved,
+template <class Way, class Real, class Gradient>
+void backward_by(const Way& way, const AnyCommunicator& comm, const Inputs<Real>& in,
+                 const Mask<Real>& mask, const Sharding& sharding, const Saved<Real>& saved,
                  const StoredView<const Real>& out, const OutputGradients<Real>& grad_out,
                  const Gradients<Real>& grads, Gradient* grad_op, const Options& options) {
   call_on_ranks(

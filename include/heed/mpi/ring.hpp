@@ -26,6 +26,7 @@
 #include <heed/engine/doors.hpp>
 #include <heed/mpi/gather.hpp>
 #include <heed/mpi/readout_pass.hpp>
+#include <heed/mpi/ring_op.hpp>
 
 #include <algorithm>
 #include <numeric>
@@ -38,111 +39,61 @@ inline namespace HEED_ABI {
 namespace mpi {
 namespace detail {
 
-// The softmax of one map of `of`.
-template <class Real, class Of, int map>
-struct OneMap : Softmax<Real> {
-  using Mergeable = OneMap;
-  Of of;
-  [[nodiscard]] Index query_heads(Index heads) const { return of.query_heads(heads); }
-  [[nodiscard]] Source source(const Geometry& g, Index h, int) const {
-    return of.source(g, h, map);
-  }
-};
-
-// A score that reads sums of numbers of tokens. The ring computes the sums from the tokens of all
-// ranks, so that the score reads them as plain numbers.
-template <class Score>
-struct OfSums : Score {
-  static constexpr bool sums_inputs = false;
-  static constexpr int query_inputs = key_inputs_of<Score>;
-};
-
-// A normaliser that reads numbers of the query's token would count them once for each shard.
-template <class Op>
-inline constexpr bool ring_normaliser =
-    !reads_inputs<typename Op::NormaliserType> &&
-    (mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>);
-// The op that computes map `map`.
-template <int map, class Op>
-[[nodiscard]] auto op_of_map(const Op& op) {
-  using Real = typename Op::Scalar;
-  using Score = typename Op::ScoreType;
-  using ScoreOfMap = std::conditional_t<sums_inputs<Score>, OfSums<Score>, Score>;
-  using Normaliser = typename Op::NormaliserType;
-  const auto with = [&]<class Of>(Attention<Real, ScoreOfMap, Of, Identity<Real>> of) {
-    static_cast<Score&>(of.score) = op.score;
-    return of;
-  };
-  if constexpr (mergeable<Normaliser>) {
-    return with(Attention<Real, ScoreOfMap, Normaliser, Identity<Real>>{{}, op.normaliser, {}});
-  } else {
-    using Map = OneMap<Real, Normaliser, map>;
-    Attention<Real, ScoreOfMap, Map, Identity<Real>> of;
-    of.normaliser.of = op.normaliser;
-    return with(of);
-  }
-}
-// Calls f(map, op of the map) for all maps.
-template <class Op, class F>
-void for_each_map(const Op& op, F&& f) {
-  [&]<int... map>(std::integer_sequence<int, map...>) { (f(map, op_of_map<map>(op)), ...); }
-  (std::make_integer_sequence<int, Op::NormaliserType::maps>{});
-}
-
 // Throws unless the ring takes the op.
-template <class Op>
-void require_ring(const Op& op, const Geometry& g, const std::string& where) {
+template <class Real>
+void require_ring(const OpTiles<Real>& op, const RingOp<Real>& ring, const Geometry& g,
+                  const std::string& where) {
   constexpr const char* gathered = "; the method gather takes it";
-  require(ring_normaliser<Op>, where,
+  require(!ring.maps.empty(), where,
           ": the ring joins softmaxes of parts of the keys, the op's normaliser is of another kind",
           gathered);
-  if constexpr (Op::ReadoutType::rehearses)
-    require(!op.readout.needs_rehearsal(), where,
-            ": in the ring a row knows of no other, the op's rows depend on all of them", gathered);
-  require(!Op::ReadoutType::uses_own_rows || g.len_q == g.len_kv, where,
+  require(!op.readout.needs_rehearsal(), where,
+          ": in the ring a row knows of no other, the op's rows depend on all of them", gathered);
+  require(!op.readout.traits.uses_own_rows || g.len_q == g.len_kv, where,
           ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
           g.len_kv);
 }
 
 // Shards of a ring's queries may begin at multiples of this number.
-template <class Op>
-[[nodiscard]] Index ring_step(const Op& op, const Geometry& g, const Options& options) {
+template <class Real>
+[[nodiscard]] Index ring_step(const RingOp<Real>& ring, const Geometry& g, const Options& options) {
   Index step = 1;
-  if constexpr (ring_normaliser<Op>)
-    for_each_map(op, [&](int, const auto& of_map) {
-      step = std::lcm(step, share_step(of_map, g, options));
-    });
+  for (const RingMap<Real>& map : ring.maps)
+    step = std::lcm(step, heed::detail::Driver<Real>::share_step(map.tiles, g, options));
   return step;
 }
 
 // Joins the results of other keys for the same rows: states and lse of `other` into those of `to`,
 // and the rows of out likewise.
-template <class Op, class Real>
-void join_rows(const Op& op, Index rows, Index dim, heed::Saved<Real>& to, Real* out,
-               const heed::Saved<Real>& other, const Real* other_out) {
-  using Normaliser = typename Op::NormaliserType;
-  using States = heed::detail::StreamStates<Normaliser, Real>;
+template <class Real>
+void join_rows(const NormaliserTiles<Real>& normaliser, Index rows, Index dim,
+               heed::Saved<Real>& to, Real* out, const heed::Saved<Real>& other,
+               const Real* other_out) {
   constexpr Index W = kLanes<Real>;
-  Scratch<Real> scratch(2 *
-                        (scratch_elements<Real>([](Scratch<Real>& s) { return States(s, W); })));
-  const States own(scratch, W), others(scratch, W);
+  const Index numbers = normaliser.traits.state_numbers;
+  Scratch<Real> memory(numbers * W), other_memory(numbers * W);
+  const LaneTile<Real> own{memory.take(numbers * W), numbers, W},
+      others{other_memory.take(numbers * W), numbers, W};
+  alignas(64) Real of_own[W], of_other[W], lse[W], unused[W];
   for (Index first = 0; first < rows; first += W) {
     const Index count = std::min(W, rows - first);
-    for (const States* states : {&own, &others}) states->store(0, op.normaliser.begin({}));
-    own.restore(to.state.data() + first, rows, count);
-    others.restore(other.state.data() + first, rows, count);
-    auto state = own.load(0);
-    const auto from = others.load(0);
-    Pack<Real> factor, other_factor;
-    op.normaliser.join(state, from, factor, other_factor);
-    const Pack<Real> of_own = state.sum * factor, of_other = from.sum * other_factor;
-    state.sum = of_own + of_other;
-    own.store(0, state);
-    own.save(to.state.data() + first, rows, count);
-    const Pack<Real> lse = op.normaliser.lse(state), inverse = inverse_or_zero(state.sum),
-                     share = of_own * inverse, other_share = of_other * inverse;
+    const auto load = [&](const heed::Saved<Real>& from, const LaneTile<Real>& states) {
+      normaliser.begin({}, 0, states);
+      for (Index n = 0; n < numbers; ++n)
+        std::copy_n(from.state.data() + n * rows + first, count, states.row(n));
+    };
+    load(to, own);
+    load(other, others);
+    const Pack<Real> before = own.load(0, 0);
+    normaliser.join(own, others, 1, of_own, of_other);
+    normaliser.finish(own, 1, unused, lse);
+    for (Index n = 0; n < numbers; ++n)
+      std::copy_n(own.row(n), count, to.state.data() + n * rows + first);
+    const Pack<Real> inverse = inverse_or_zero(own.load(0, 0)),
+                     share = before * Pack<Real>::load(of_own) * inverse,
+                     other_share = others.load(0, 0) * Pack<Real>::load(of_other) * inverse;
     for (Index i = 0; i < count; ++i) {
-      to.lse[std::size_t(first + i)] = lse.v[i];
+      to.lse[std::size_t(first + i)] = lse[i];
       Real* row = out + (first + i) * dim;
       const Real* other_row = other_out + (first + i) * dim;
       for (Index c = 0; c < dim; ++c)
@@ -152,23 +103,22 @@ void join_rows(const Op& op, Index rows, Index dim, heed::Saved<Real>& to, Real*
 }
 
 // A rank's part of a call whose keys travel.
-template <class Op, class Comm>
+template <class Real>
 class RingCall {
  public:
-  using Real = typename Op::Scalar;
-  static constexpr int kMaps = Op::NormaliserType::maps;
-
-  RingCall(const Comm& comm, const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-           const Shards& queries, const Shards& keys, const Geometry& whole, const Options& options)
+  [[gnu::noinline]] RingCall(const AnyCommunicator& comm, const SharedOp<Real>& op,
+                             const RingOp<Real>& ring, const Inputs<Real>& in,
+                             const Mask<Real>& mask, const Shards& queries, const Shards& keys,
+                             const Geometry& whole, const Options& options)
       : comm_(comm),
         op_(op),
+        tiles_(op.tiles),
+        ring_(ring),
         mask_(mask),
         queries_(queries),
         keys_(keys),
         g_(whole),
         options_(options),
-        of_op_(op),
-        tiles_(of_op_.tiles()),
         bound_(mask, whole, "heed::mpi"),
         copies_(options.threads),
         query_(copies_.read(in.query)),
@@ -177,104 +127,88 @@ class RingCall {
         extra_(copies_.read(in.extra)),
         query_inputs_(copies_.read(in.query_inputs)),
         all_key_inputs_(comm, keys, in.key_inputs),
-        inputs_(tiles_.score, g_, heed::detail::columns_of(query_inputs_, Columns::score_query),
-                heed::detail::columns_of(copies_.read(all_key_inputs_.view()), Columns::score_key),
+        inputs_(tiles_.score, g_,
+                heed::detail::columns_of(query_inputs_, tiles_.columns.score_query),
+                heed::detail::columns_of(copies_.read(all_key_inputs_.view()),
+                                         tiles_.columns.score_key),
                 resolve_threads(options.threads)) {}
   RingCall(const RingCall&) = delete;
 
-  void forward(const Outputs<Real>& out, Saved<Real>* saved) {
-    if constexpr (ring_normaliser<Op>) {
-      Saved<Real> own;
-      own.pieces.resize(std::size_t(kMaps) * pieces().size());
-      for_pieces([&](std::size_t p, const Tokens& piece, Index) {
-        const auto rows = std::size_t(g_.batch * g_.heads * piece.count());
-        for (int m = 0; m < kMaps; ++m) begin(at(own, p, m), rows);
+  [[gnu::noinline]] void forward(const Outputs<Real>& out, Saved<Real>* saved) {
+    Saved<Real> own;
+    own.pieces.resize(std::size_t(maps()) * pieces().size());
+    for_pieces([&](std::size_t p, const Tokens& piece, Index) {
+      for (int m = 0; m < maps(); ++m) begin(at(own, p, m), g_.batch * g_.heads * piece.count());
+    });
+    travel([&](const Block& block, const auto& poke) {
+      for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
+                           Index first_key) {
+        for (int m = 0; m < maps(); ++m) {
+          add_forward(m, piece, first, block, keys, first_key, at(own, p, m));
+          poke();
+        }
       });
-      travel([&](const Block& block, const auto& poke) {
-        for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
-                             Index first_key) {
-          for_each_map(op_, [&](int m, const auto& of_map) {
-            add_forward(of_map, piece, first, block, keys, first_key, at(own, p, m));
-            poke();
-          });
-        });
-      });
-      write_out(own, out);
-      if (saved) *saved = std::move(own);
-    }
+    });
+    write_out(own, out);
+    if (saved) *saved = std::move(own);
   }
 
-  void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
-                const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
-    if constexpr (ring_normaliser<Op>) {
-      const TensorView<Real> dquery = copies_.write(grads.query), dkey = copies_.write(grads.key),
-                             dvalue = copies_.write(grads.value),
-                             dextra = copies_.write(grads.extra), dbias = copies_.write(grads.bias),
-                             dquery_inputs = copies_.write(grads.query_inputs),
-                             dkey_inputs = copies_.write(grads.key_inputs);
-      heed::detail::set_zero<Real>({dquery, dkey, dvalue, dextra, dquery_inputs},
-                                   resolve_threads(options_.threads));
-      // Gradients of the numbers of all keys, from this rank's queries.
-      std::vector<Real> of_key_inputs;
-      TensorView<Real> from_own;
-      if (dkey_inputs.given()) from_own = room(of_key_inputs, all_key_inputs_.view().shape());
-      dquery_inputs_ = heed::detail::columns_of(dquery_inputs, Columns::score_query);
-      dkey_inputs_ = from_own;
-      inputs_.take_gradients(dquery_inputs_, dkey_inputs_);
-      Op zeros = zeros_like(op_);
-      std::size_t parameters = 0;
-      zeros.visit([&](const char*, const auto& param) { parameters += std::size_t(param.size()); });
-      sums_.assign(parameters, 0.0);
-      bias_.assign(grads.bias.given() ? std::size_t(element_count(mask_.bias.shape(), "bias")) : 0,
-                   0.0);
-      std::vector<MapGradients> maps(std::size_t(kMaps) * pieces().size());
-      const TensorView<const Real> known = copies_.read(out), dout = copies_.read(output.out),
-                                   dlse = copies_.read(output.lse),
-                                   dsteps = copies_.read(output.steps);
-      for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
-        begin_backward(p, piece, first, saved, known, dout, dlse, dsteps,
-                       {dquery, dkey, dvalue, dextra, nullptr, nullptr},
-                       heed::detail::columns_of(dquery_inputs, Columns::readout_query), maps);
+  [[gnu::noinline]] void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
+                                  const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                                  OpGradient<Real>* grad_op) {
+    const TensorView<Real> dquery = copies_.write(grads.query), dkey = copies_.write(grads.key),
+                           dvalue = copies_.write(grads.value), dextra = copies_.write(grads.extra),
+                           dbias = copies_.write(grads.bias),
+                           dquery_inputs = copies_.write(grads.query_inputs),
+                           dkey_inputs = copies_.write(grads.key_inputs);
+    heed::detail::set_zero<Real>({dquery, dkey, dvalue, dextra, dquery_inputs},
+                                 resolve_threads(options_.threads));
+    // Gradients of the numbers of all keys, from this rank's queries.
+    std::vector<Real> of_key_inputs;
+    TensorView<Real> from_own;
+    if (dkey_inputs.given()) from_own = room(of_key_inputs, all_key_inputs_.view().shape());
+    dquery_inputs_ = heed::detail::columns_of(dquery_inputs, tiles_.columns.score_query);
+    dkey_inputs_ = from_own;
+    inputs_.take_gradients(dquery_inputs_, dkey_inputs_);
+    sums_.assign(std::size_t(OpGradient<Real>(op_.vjps).numbers()), 0.0);
+    bias_.assign(grads.bias.given() ? std::size_t(element_count(mask_.bias.shape(), "bias")) : 0,
+                 0.0);
+    std::vector<MapGradients> of_maps(std::size_t(maps()) * pieces().size());
+    const TensorView<const Real> known = copies_.read(out), dout = copies_.read(output.out),
+                                 dlse = copies_.read(output.lse),
+                                 dsteps = copies_.read(output.steps);
+    for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
+      begin_backward(p, piece, first, saved, known, dout, dlse, dsteps,
+                     {dquery, dkey, dvalue, dextra, nullptr, nullptr},
+                     heed::detail::columns_of(dquery_inputs, tiles_.columns.readout_query),
+                     of_maps);
+    });
+    travel_back(dkey, dvalue, [&](const Block& block, const Block& gradients, const auto& poke) {
+      for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
+                           Index first_key) {
+        for (int m = 0; m < maps(); ++m) {
+          add_backward(m, piece, first, block, gradients, keys, first_key,
+                       saved.pieces[place(p, m)], of_maps[place(p, m)], dquery);
+          poke();
+        }
       });
-      travel_back(dkey, dvalue, [&](const Block& block, const Block& gradients, const auto& poke) {
-        for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
-                             Index first_key) {
-          for_each_map(op_, [&](int m, const auto& of_map) {
-            add_backward(of_map, piece, first, block, gradients, keys, first_key,
-                         saved.pieces[p * kMaps + std::size_t(m)], maps[p * kMaps + std::size_t(m)],
-                         dquery);
-            poke();
-          });
-        });
-      });
-      inputs_.chain();
-      if (dkey_inputs.given()) sum_rows<Comm, Real>(comm_, keys_, from_own, dkey_inputs);
-      if (grad_op) *grad_op = zeros;
-      add_up(grad_op, dbias);
-      copies_.round();
-    }
+    });
+    inputs_.chain();
+    if (dkey_inputs.given()) sum_rows<Real>(comm_, keys_, from_own, dkey_inputs);
+    add_up(grad_op, dbias);
+    copies_.round();
   }
 
  private:
-  using Columns = InputColumns<Op>;
+  using Driver = heed::detail::Driver<Real>;
 
   // Gradients of parameters and of the bias, from the sums of all ranks.
-  void add_up(Op* grad_op, const TensorView<Real>& dbias) {
+  void add_up(OpGradient<Real>* grad_op, const TensorView<Real>& dbias) {
     const std::size_t count = sums_.size();
     sums_.insert(sums_.end(), bias_.begin(), bias_.end());
     sum_over_ranks(comm_, sums_);
-    const double* from = sums_.data();
-    if (grad_op)
-      grad_op->visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
-      });
-    from = sums_.data() + count;
-    const Shape& s = mask_.bias.shape();
-    if (dbias.given())
-      for (Index b = 0; b < s.batch; ++b)
-        for (Index h = 0; h < s.heads; ++h)
-          for (Index i = 0; i < s.len; ++i)
-            for (Index j = 0; j < s.dim; ++j) dbias(b, h, i, j) = Real(*from++);
+    if (grad_op) grad_op->add_from(sums_.data());
+    if (dbias.given()) write_rows(sums_.data() + count, dbias);
   }
 
   // Keys and values of a rank, dense, or the gradients of both.
@@ -289,8 +223,13 @@ class RingCall {
   };
 
   [[nodiscard]] const std::vector<Tokens>& pieces() const { return queries_.pieces(comm_.rank()); }
-  [[nodiscard]] static heed::Saved<Real>& at(Saved<Real>& of, std::size_t piece, int map) {
-    return of.pieces[piece * kMaps + std::size_t(map)];
+  [[nodiscard]] int maps() const { return int(ring_.maps.size()); }
+  // Where results of a map of a piece stand among those of all.
+  [[nodiscard]] std::size_t place(std::size_t piece, int m) const {
+    return piece * ring_.maps.size() + std::size_t(m);
+  }
+  [[nodiscard]] heed::Saved<Real>& at(Saved<Real>& of, std::size_t piece, int m) const {
+    return of.pieces[place(piece, m)];
   }
   [[nodiscard]] Shape rows_shape(const Tokens& piece, Index dim) const {
     return {g_.batch, g_.heads, piece.count(), dim};
@@ -320,7 +259,7 @@ class RingCall {
   // True if bands, key lengths and key ranges let some query of the piece see one of the keys, or if keys of the op stand in front
   // of them.
   [[nodiscard]] bool may_see(const Tokens& piece, const Tokens& keys) const {
-    bool any = has_learnt_keys<typename Op::NormaliserType> && keys.begin == 0;
+    bool any = tiles_.normaliser.learnt.count > 0 && keys.begin == 0;
     for (Index b = 0; b < g_.batch; ++b) {
       const KeyRange seen = bound_.keys_of_rows(b, piece.begin, piece.count());
       any = any || std::max(seen.begin, keys.begin) < std::min(seen.end, keys.end);
@@ -348,45 +287,44 @@ class RingCall {
   // The rows of a piece in the score's inputs of queries. Sums have a row for each token of the
   // sequence, plain numbers one for each token of the rank.
   template <class Element>
-  [[nodiscard]] static TensorView<Element> score_inputs(const TensorView<Element>& view,
-                                                        const Tokens& piece, Index first) {
-    return rows_of(view, sums_inputs<typename Op::ScoreType> ? piece.begin : first, piece.count());
+  [[nodiscard]] TensorView<Element> score_inputs(const TensorView<Element>& view,
+                                                 const Tokens& piece, Index first) const {
+    return rows_of(view, tiles_.score.traits.sums_inputs ? piece.begin : first, piece.count());
   }
 
   // Sets the state before any key. `mixed` holds the map's rows.
-  void begin(heed::Saved<Real>& saved, std::size_t rows) const {
-    for_each_map(op_, [&](int m, const auto& of_map) {
-      if (m > 0) return;
-      using Normaliser = typename std::decay_t<decltype(of_map)>::NormaliserType;
-      const auto state = of_map.normaliser.begin({});
-      saved.state.assign(state.numbers * rows, Real(0));
-      for (std::size_t n = 0; n < state.own.size(); ++n)
-        std::fill_n(saved.state.begin() + std::ptrdiff_t((n + 1) * rows), rows, state.own[n].v[0]);
-      static_assert(Normaliser::streams);
-    });
-    saved.lse.assign(rows, -kInfinity<Real>);
-    saved.mixed.assign(rows * std::size_t(g_.dim_v), Real(0));
+  void begin(heed::Saved<Real>& saved, Index rows) const {
+    const NormaliserTiles<Real>& normaliser = ring_.maps[0].tiles.normaliser;
+    const Index numbers = normaliser.traits.state_numbers;
+    Scratch<Real> scratch(numbers * kLanes<Real>);
+    const LaneTile<Real> states{scratch.take(numbers * kLanes<Real>), numbers, kLanes<Real>};
+    normaliser.begin({}, 0, states);
+    saved.state.clear();
+    for (Index n = 0; n < numbers; ++n)
+      saved.state.insert(saved.state.end(), std::size_t(rows), *states.row(n));
+    saved.lse.assign(std::size_t(rows), -kInfinity<Real>);
+    saved.mixed.assign(std::size_t(rows * g_.dim_v), Real(0));
   }
 
   // Joins the results of a piece of the queries with the keys of a piece of a block.
-  template <class OfMap>
-  void add_forward(const OfMap& op, const Tokens& piece, Index first, const Block& block,
-                   const Tokens& keys, Index first_key, heed::Saved<Real>& to) {
+  void add_forward(int m, const Tokens& piece, Index first, const Block& block, const Tokens& keys,
+                   Index first_key, heed::Saved<Real>& to) {
+    const OpTiles<Real>& op = ring_.maps[std::size_t(m)].tiles;
     heed::Saved<Real> part;
     part_.resize(to.mixed.size());
-    heed::forward(op, inputs(piece, first, block, keys, first_key), mask_,
-                  {part_.data(), rows_shape(piece, g_.dim_v)}, &part, options_);
-    join_rows(op, Index(to.lse.size()), g_.dim_v, to, to.mixed.data(), part, part_.data());
+    const Inputs<Real> in = inputs(piece, first, block, keys, first_key);
+    Driver::forward(op,
+                    {{in, mask_, options_}, {part_.data(), rows_shape(piece, g_.dim_v)}, &part});
+    join_rows(op.normaliser, Index(to.lse.size()), g_.dim_v, to, to.mixed.data(), part,
+              part_.data());
   }
 
   // The factor of map m in row (b, h, n) of the rank.
   [[nodiscard]] Real factor(Index b, Index h, Index n, int m) const {
-    if constexpr (sum_of_softmaxes<typename Op::NormaliserType>)
-      return op_.normaliser.map_factor(h, m, extra_of(b, h, n));
-    return Real(1);
+    return ring_.factor ? ring_.factor(h, m, extra_of(b, h, n)) : Real(1);
   }
   [[nodiscard]] Real extra_of(Index b, Index h, Index n) const {
-    return Op::NormaliserType::uses_extra ? *extra_.row(b, h, n) : Real(0);
+    return tiles_.normaliser.traits.uses_extra ? *extra_.row(b, h, n) : Real(0);
   }
   // Calls body(b, h, row in the piece's dense arrays, own row) for each row.
   template <class Body>
@@ -400,13 +338,13 @@ class RingCall {
   [[nodiscard]] std::vector<Real> mixed_rows(const Saved<Real>& saved, std::size_t p,
                                              const Tokens& piece, Index first) const {
     const auto dim = std::size_t(g_.dim_v);
-    std::vector<Real> mixed = saved.pieces[p * kMaps].mixed;
-    if constexpr (sum_of_softmaxes<typename Op::NormaliserType>) {
+    std::vector<Real> mixed = saved.pieces[place(p, 0)].mixed;
+    if (ring_.factor) {
       std::fill(mixed.begin(), mixed.end(), Real(0));
       for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
-        for (int m = 0; m < kMaps; ++m) {
+        for (int m = 0; m < maps(); ++m) {
           const Real f = factor(b, h, n, m);
-          const Real* from = saved.pieces[p * kMaps + std::size_t(m)].mixed.data() + row * dim;
+          const Real* from = saved.pieces[place(p, m)].mixed.data() + row * dim;
           for (std::size_t c = 0; c < dim; ++c) mixed[row * dim + c] += f * from[c];
         }
       });
@@ -416,24 +354,25 @@ class RingCall {
   // lse of all maps, [map][row].
   [[nodiscard]] std::vector<Real> lse_rows(const Saved<Real>& saved, std::size_t p) const {
     std::vector<Real> lse;
-    for (int m = 0; m < kMaps; ++m) {
-      const std::vector<Real>& of_map = saved.pieces[p * kMaps + std::size_t(m)].lse;
+    for (int m = 0; m < maps(); ++m) {
+      const std::vector<Real>& of_map = saved.pieces[place(p, m)].lse;
       lse.insert(lse.end(), of_map.begin(), of_map.end());
     }
     return lse;
   }
   // The sizes of the readout's call on a piece's rows: keys are those of the same tokens, or none.
   [[nodiscard]] Geometry readout_geometry(const Tokens& piece) const {
-    return geometry(piece, Op::ReadoutType::uses_own_rows ? piece : Tokens{g_.len_kv, g_.len_kv});
+    return geometry(piece,
+                    tiles_.readout.traits.uses_own_rows ? piece : Tokens{g_.len_kv, g_.len_kv});
   }
   [[nodiscard]] Operands<Real> readout(const Tokens& piece, Index first) const {
     Operands<Real> in{{.query = whole_rows(query_, first, piece),
                        .key = key_,
                        .value = value_,
                        .extra = whole_rows(extra_, first, piece)}};
-    in.readout_query =
-        whole_rows(heed::detail::columns_of(query_inputs_, Columns::readout_query), first, piece);
-    if constexpr (Op::ReadoutType::uses_own_rows) {
+    in.readout_query = whole_rows(
+        heed::detail::columns_of(query_inputs_, tiles_.columns.readout_query), first, piece);
+    if (tiles_.readout.traits.uses_own_rows) {
       in.key = whole_rows(key_, first, piece);
       in.value = whole_rows(value_, first, piece);
     }
@@ -451,19 +390,20 @@ class RingCall {
     for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
       std::vector<Real> rows = mixed_rows(saved, p, piece, first);
       const std::vector<Real> lses = lse_rows(saved, p);
-      const std::size_t count = lses.size() / kMaps;
-      heed::Saved<Real>& reports = saved.pieces[p * kMaps];
-      reports.diagnostics.assign(Op::NormaliserType::diagnostics + Op::ReadoutType::diagnostics,
-                                 std::vector<Real>(count));
+      const std::size_t count = lses.size() / ring_.maps.size();
+      heed::Saved<Real>& reports = at(saved, p, 0);
+      reports.diagnostics.assign(
+          std::size_t(tiles_.normaliser.traits.diagnostics + tiles_.readout.traits.diagnostics),
+          std::vector<Real>(count));
       heed::detail::name_diagnostics(tiles_, reports);
-      if constexpr (!Op::ReadoutType::identity) {
+      if (!tiles_.readout.traits.identity) {
         const Operands<Real> in = readout(piece, first);
         heed::detail::ReadoutPass<Real>(tiles_, readout_geometry(piece), in, options_)
             .forward(rows.data(), lses.data(), whole_rows(steps, first, piece), &reports);
       }
       for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
         std::copy_n(rows.data() + row * std::size_t(g_.dim_v), g_.dim_v, out.row(b, h, n));
-        for (int m = 0; m < kMaps && lse.given(); ++m)
+        for (int m = 0; m < maps() && lse.given(); ++m)
           lse.row(b, h, n)[m] = lses[std::size_t(m) * count + row];
       });
     });
@@ -475,29 +415,28 @@ class RingCall {
                       const TensorView<const Real>& known, const TensorView<const Real>& dout,
                       const TensorView<const Real>& dlse, const TensorView<const Real>& dsteps,
                       const typename heed::detail::ReadoutPass<Real>::Gradients& to,
-                      const TensorView<Real>& dreadout_inputs, std::vector<MapGradients>& maps) {
+                      const TensorView<Real>& dreadout_inputs, std::vector<MapGradients>& of_maps) {
     const auto dim = std::size_t(g_.dim_v);
     const std::vector<Real> lses = lse_rows(saved, p);
-    const std::size_t count = lses.size() / kMaps;
+    const std::size_t count = lses.size() / ring_.maps.size();
     std::vector<Real> rows(count * dim), dlses(lses.size(), Real(0));
     for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
       std::copy_n(dout.row(b, h, n), dim, rows.data() + row * dim);
-      for (int m = 0; m < kMaps && dlse.given(); ++m)
+      for (int m = 0; m < maps() && dlse.given(); ++m)
         dlses[std::size_t(m) * count + row] = dlse.row(b, h, n)[m];
     });
-    if constexpr (!Op::ReadoutType::identity) {
+    if (!tiles_.readout.traits.identity) {
       std::vector<Real> known_rows(count * dim);
-      if constexpr (Op::ReadoutType::saves_mixed)
+      if (tiles_.readout.traits.saves_mixed)
         known_rows = mixed_rows(saved, p, piece, first);
       else
         for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
           std::copy_n(known.row(b, h, n), dim, known_rows.data() + row * dim);
         });
       const Operands<Real> in = readout(piece, first);
-      std::vector<Real> of_inputs(count * Columns::readout_query.count);
-      const heed::detail::OpVjpsOf<Op> vjps(op_);
+      std::vector<Real> of_inputs(count * tiles_.columns.readout_query.count);
       heed::detail::ReadoutPass<Real>(tiles_, readout_geometry(piece), in, options_)
-          .backward(vjps.vjps(), rows.data(), known_rows.data(), lses.data(),
+          .backward(op_.vjps, rows.data(), known_rows.data(), lses.data(),
                     whole_rows(dsteps, first, piece),
                     {whole_rows(to.query, first, piece), whole_rows(to.key, first, piece),
                      whole_rows(to.value, first, piece), whole_rows(to.extra, first, piece),
@@ -508,24 +447,22 @@ class RingCall {
                                        rows_of(dreadout_inputs, first, piece.count()),
                                        resolve_threads(options_.threads));
     }
-    for (int m = 0; m < kMaps; ++m) {
-      MapGradients& of = maps[p * kMaps + std::size_t(m)];
+    for (int m = 0; m < maps(); ++m) {
+      MapGradients& of = of_maps[place(p, m)];
       of.out = rows;
       of.lse.assign(dlses.begin() + std::ptrdiff_t(std::size_t(m) * count),
                     dlses.begin() + std::ptrdiff_t(std::size_t(m + 1) * count));
     }
-    if constexpr (sum_of_softmaxes<typename Op::NormaliserType>)
-      weigh_maps(p, piece, first, saved, rows, to.extra, maps);
+    if (ring_.factor) weigh_maps(p, piece, first, saved, rows, to.extra, of_maps);
   }
   // dout_m = f_m dmixed, df_m = rowsum(dmixed o out_m)
   void weigh_maps(std::size_t p, const Tokens& piece, Index first, const Saved<Real>& saved,
                   const std::vector<Real>& dmixed, const TensorView<Real>& dextra,
-                  std::vector<MapGradients>& maps) {
+                  std::vector<MapGradients>& of_maps) {
     const auto dim = std::size_t(g_.dim_v);
-    Op grad = zeros_like(op_);
-    for (int m = 0; m < kMaps; ++m) {
-      const std::vector<Real>& out = saved.pieces[p * kMaps + std::size_t(m)].mixed;
-      std::vector<Real>& dout = maps[p * kMaps + std::size_t(m)].out;
+    for (int m = 0; m < maps(); ++m) {
+      const std::vector<Real>& out = saved.pieces[place(p, m)].mixed;
+      std::vector<Real>& dout = of_maps[place(p, m)].out;
       std::vector<double> of_head(std::size_t(g_.heads), 0.0);
       for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
         const Real f = factor(b, h, n, m);
@@ -534,31 +471,15 @@ class RingCall {
           df += double(dmixed[c]) * double(out[c]);
           dout[c] = f * dmixed[c];
         }
-        if constexpr (Op::NormaliserType::uses_extra) {
-          if (dextra.given())
-            *dextra.row(b, h, n) +=
-                Real(df) * op_.normaliser.map_factor_slope(m, extra_of(b, h, n));
-        } else {
-          of_head[std::size_t(h)] += df;
-        }
+        of_head[std::size_t(h)] += df;
+        if (ring_.factor_slope && dextra.given())
+          *dextra.row(b, h, n) += Real(df) * ring_.factor_slope(m, extra_of(b, h, n));
       });
-      if constexpr (!Op::NormaliserType::uses_extra)
-        for (Index h = 0; h < g_.heads; ++h)
-          op_.normaliser.add_map_factor(h, m, of_head[std::size_t(h)], grad.normaliser);
+      if (ring_.add_factors) ring_.add_factors(m, of_head, sums_.data());
     }
-    add_parameters(grad);
-  }
-  // Adds the parameter gradients of the op, or of one of its maps, whose parameters are the first of the op's.
-  template <class Part>
-  void add_parameters(const Part& grad) {
-    std::size_t at = 0;
-    grad.visit([&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) sums_[at++] += double(param[i]);
-    });
   }
 
-  template <class OfMap>
-  void add_backward(const OfMap& op, const Tokens& piece, Index first, const Block& block,
+  void add_backward(int m, const Tokens& piece, Index first, const Block& block,
                     const Block& gradients, const Tokens& keys, Index first_key,
                     const heed::Saved<Real>& saved, const MapGradients& from,
                     const TensorView<Real>& dquery) {
@@ -566,9 +487,9 @@ class RingCall {
     joined.state = saved.state;
     joined.lse = saved.lse;
     const Geometry g = geometry(piece, keys);
-    const heed::detail::OpTilesOf<OfMap> of_map(op);
-    joined.stamp = CallStamp::of(of_map.tiles().type, g, mask_,
-                                 scale_of(of_map.tiles(), g, options_), options_);
+    const RingMap<Real>& map = ring_.maps[std::size_t(m)];
+    joined.stamp =
+        CallStamp::of(map.tiles.type, g, mask_, scale_of(map.tiles, g, options_), options_);
     const TensorView<Real> dq = room(dq_, g.query_shape()), dk = room(dk_, g.key_shape()),
                            dv = room(dv_, g.value_shape());
     StoredView<Real> dbias;
@@ -580,26 +501,23 @@ class RingCall {
     if (of_query.given()) dquery_inputs = room(dq_inputs_, of_query.shape());
     if (of_keys.given()) dkey_inputs = room(dk_inputs_, of_keys.shape());
     const Shape rows = rows_shape(piece, g_.dim_v), lse = rows_shape(piece, 1);
-    OfMap grad = op;
-    heed::backward(op, inputs(piece, first, block, keys, first_key), mask_, joined,
-                   StoredView<const Real>(saved.mixed.data(), rows),
-                   {StoredView<const Real>(from.out.data(), rows),
-                    StoredView<const Real>(from.lse.data(), lse)},
-                   {dq, dk, dv, {}, dbias, dquery_inputs, dkey_inputs}, &grad, options_);
-    const auto add = [](const TensorView<Real>& terms, const TensorView<Real>& to) {
-      const Shape& s = terms.shape();
-      for (Index b = 0; b < s.batch; ++b)
-        for (Index h = 0; h < s.heads; ++h)
-          for (Index t = 0; t < s.len; ++t)
-            for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) += terms(b, h, t, c);
-    };
-    if (dquery.given()) add(dq, rows_of(dquery, first, piece.count()));
+    OpGradient<Real> grad(map.vjps);
+    const Inputs<Real> in = inputs(piece, first, block, keys, first_key);
+    Driver::backward(map.tiles, map.vjps,
+                     {{in, mask_, options_},
+                      joined,
+                      StoredView<const Real>(saved.mixed.data(), rows),
+                      {StoredView<const Real>(from.out.data(), rows),
+                       StoredView<const Real>(from.lse.data(), lse)},
+                      {dq, dk, dv, {}, dbias, dquery_inputs, dkey_inputs}},
+                     &grad);
+    add(dq, rows_of(dquery, first, piece.count()));
     add(dk, rows_of(gradients.key, first_key, keys.count()));
     add(dv, rows_of(gradients.value, first_key, keys.count()));
-    if (of_query.given()) add(dquery_inputs, of_query);
-    if (of_keys.given()) add(dkey_inputs, of_keys);
+    add(dquery_inputs, of_query);
+    add(dkey_inputs, of_keys);
     for (std::size_t i = 0; i < bias_.size(); ++i) bias_[i] += double(dbias_[i]);
-    add_parameters(grad);
+    grad.add_to(sums_.data());  // a map's parameters are the first of the op's
   }
 
   [[nodiscard]] static TensorView<Real> room(std::vector<Real>& memory, const Shape& shape) {
@@ -623,6 +541,15 @@ class RingCall {
     for (Index b = 0; b < s.batch; ++b)
       for (Index h = 0; h < s.heads; ++h)
         for (Index t = 0; t < s.len; ++t) std::copy_n(from.row(b, h, t), s.dim, to.row(b, h, t));
+  }
+  // Adds the terms to a tensor that is given.
+  static void add(const TensorView<Real>& terms, const TensorView<Real>& to) {
+    if (!to.given()) return;
+    const Shape& s = terms.shape();
+    for (Index b = 0; b < s.batch; ++b)
+      for (Index h = 0; h < s.heads; ++h)
+        for (Index t = 0; t < s.len; ++t)
+          for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) += terms(b, h, t, c);
   }
   [[nodiscard]] Block own_block() const {
     Block block = block_for(comm_.rank());
@@ -654,7 +581,7 @@ class RingCall {
     Block block = own_block();
     for (int step = 0; step < comm_.size(); ++step) {
       Block next;
-      typename Comm::Transfer transfer;
+      AnyCommunicator::Transfer transfer;
       if (step + 1 < comm_.size()) {
         next = block_for(owner(step + 1));
         transfer = pass_on(block, next);
@@ -672,10 +599,10 @@ class RingCall {
     // Invariant: behind step s, `sums` holds the terms that ranks owner(s), owner(s) + 1, ..., own
     // rank have added for the keys of owner(s).
     Block block = own_block(), sums, sent;
-    typename Comm::Transfer sums_transfer;
+    AnyCommunicator::Transfer sums_transfer;
     for (int step = 0; step < comm_.size(); ++step) {
       Block next;
-      typename Comm::Transfer transfer;
+      AnyCommunicator::Transfer transfer;
       if (step + 1 < comm_.size()) {
         next = block_for(owner(step + 1));
         transfer = pass_on(block, next);
@@ -696,26 +623,18 @@ class RingCall {
     }
     sums_transfer.wait();
     const Block& home = comm_.size() > 1 ? sums : sent;
-    const auto add = [](const TensorView<Real>& from, const TensorView<Real>& to) {
-      if (!to.given()) return;
-      const Shape& s = from.shape();
-      for (Index b = 0; b < s.batch; ++b)
-        for (Index h = 0; h < s.heads; ++h)
-          for (Index t = 0; t < s.len; ++t)
-            for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) += from(b, h, t, c);
-    };
     add(home.key, dkey);
     add(home.value, dvalue);
   }
 
-  const Comm& comm_;
-  const Op& op_;
+  const AnyCommunicator& comm_;
+  const SharedOp<Real>& op_;
+  const OpTiles<Real>& tiles_;
+  const RingOp<Real>& ring_;
   const Mask<Real>& mask_;
   const Shards &queries_, &keys_;
   Geometry g_;
   const Options& options_;
-  heed::detail::OpTilesOf<Op> of_op_;
-  OpTiles<Real> tiles_;
   BoundMask<Real> bound_;
   WidenedTensors<Real> copies_;
   TensorView<const Real> query_, key_, value_, extra_, query_inputs_;
