@@ -71,10 +71,11 @@ void join_rows(const NormaliserTiles<Real>& normaliser, Index rows, Index dim,
                const Real* other_out) {
   constexpr Index W = kLanes<Real>;
   const Index numbers = normaliser.traits.state_numbers;
-  Scratch<Real> memory(numbers * W), other_memory(numbers * W);
-  const LaneTile<Real> own{memory.take(numbers * W), numbers, W},
-      others{other_memory.take(numbers * W), numbers, W};
-  alignas(64) Real of_own[W], of_other[W], lse[W], unused[W];
+  Scratch<Real> scratch((2 * numbers + 4) * W);
+  Real *const memory = scratch.take((2 * numbers + 4) * W),
+              *const of_own = memory + 2 * numbers * W, *const of_other = of_own + W,
+              *const lse = of_other + W, *const unused = lse + W;
+  const LaneTile<Real> own{memory, numbers, W}, others{memory + numbers * W, numbers, W};
   for (Index first = 0; first < rows; first += W) {
     const Index count = std::min(W, rows - first);
     const auto load = [&](const heed::Saved<Real>& from, const LaneTile<Real>& states) {
@@ -434,7 +435,7 @@ class RingCall {
           std::copy_n(known.row(b, h, n), dim, known_rows.data() + row * dim);
         });
       const Operands<Real> in = readout(piece, first);
-      std::vector<Real> of_inputs(count * tiles_.columns.readout_query.count);
+      std::vector<Real> of_inputs(count * std::size_t(tiles_.columns.readout_query.count));
       heed::detail::ReadoutPass<Real>(tiles_, readout_geometry(piece), in, options_)
           .backward(op_.vjps, rows.data(), known_rows.data(), lses.data(),
                     whole_rows(dsteps, first, piece),
