@@ -15,8 +15,6 @@ inline namespace HEED_ABI {
 
 extern template class mpi::detail::RankSide<float>;
 extern template class mpi::detail::RankSide<double>;
-extern template class mpi::detail::GatherSide<float>;
-extern template class mpi::detail::GatherSide<double>;
 extern template class mpi::detail::GatherCall<float>;
 extern template class mpi::detail::GatherCall<double>;
 extern template class mpi::detail::RingCall<float>;

@@ -28,9 +28,7 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -102,15 +100,16 @@ class GatheredRows {
   StoredView<const Real> view_;
 };
 
-// A rank's part of a call whose keys are gathered, apart from the op. Functions that are not
-// inlined can be compiled once for all ops (heed/compiled_engine.hpp).
+// A rank's part of a call whose keys are gathered. What a call reaches is not inlined, so that it is compiled once for all ops
+// (mpi/compiled_ranks.hpp). Gradients of the op's parameters are added to `grad_op`, if it is given.
 template <class Real>
-class GatherSide {
+class GatherCall {
  public:
-  [[gnu::noinline]] GatherSide(const AnyCommunicator& comm, const Inputs<Real>& in,
-                               const Mask<Real>& mask, const Shards& queries, const Shards& keys,
-                               const Options& options)
+  [[gnu::noinline]] GatherCall(const AnyCommunicator& comm, const SharedOp<Real>& op,
+                               const Inputs<Real>& in, const Mask<Real>& mask,
+                               const Shards& queries, const Shards& keys, const Options& options)
       : comm_(comm),
+        op_(op),
         in_(in),
         mask_(mask),
         queries_(queries),
@@ -119,63 +118,39 @@ class GatherSide {
         key_(comm, keys, in.key),
         value_(comm, keys, in.value),
         key_inputs_(comm, keys, in.key_inputs) {}
-  GatherSide(const GatherSide&) = delete;
+  GatherCall(const GatherCall&) = delete;
 
-  // Called as body(number, tokens, first own row, inputs) for each piece of the rank.
-  using OfPiece = std::function<void(std::size_t, const Tokens&, Index, const Inputs<Real>&)>;
-  [[gnu::noinline]] void for_pieces(const OfPiece& body) const {
-    Index first = 0;
-    std::size_t n = 0;
-    for (const Tokens& piece : queries_.pieces(comm_.rank())) {
-      Inputs<Real> in = in_;
-      in.query = rows_of(in_.query, first, piece.count());
-      in.extra = rows_of(in_.extra, first, piece.count());
-      in.query_inputs = rows_of(in_.query_inputs, first, piece.count());
-      in.key = key_.view();
-      in.value = value_.view();
-      in.key_inputs = key_inputs_.view();
-      in.share = {piece.begin, queries_.len() - piece.end, 0, 0};
-      body(n++, piece, first, std::as_const(in));
-      first += piece.count();
-    }
-  }
-
-  using Forward =
-      std::function<void(const Inputs<Real>&, const Outputs<Real>&, heed::Saved<Real>*)>;
-  // Calls heed::forward() through `of_piece` for the pieces of the rank.
-  [[gnu::noinline]] void forward(const Forward& of_piece, const Outputs<Real>& out,
-                                 Saved<Real>* saved) const {
-    if (saved) saved->pieces.assign(queries_.pieces(comm_.rank()).size(), {});
-    for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
-      const auto own = [&](const StoredView<Real>& to) {
-        return rows_of(to, first, piece.count());
-      };
-      of_piece(in, {own(out.out), own(out.lse), own(out.steps)},
-               saved ? &saved->pieces[n] : nullptr);
+  [[gnu::noinline]] void forward(const Outputs<Real>& out, Saved<Real>* saved) {
+    settle([&](const OpTiles<Real>& rehearsal, Saved<Real>& reports) {
+      run(rehearsal, out, &reports);
     });
+    run(tiles(), out, saved);
   }
 
-  // Writes the gradients of a piece, and adds those of the parameters to the numbers.
-  using Backward = std::function<void(const Inputs<Real>&, const heed::Saved<Real>&,
-                                      const StoredView<const Real>&, const OutputGradients<Real>&,
-                                      const Gradients<Real>&, std::vector<double>&)>;
-  // Calls heed::backward() through `of_piece` for the pieces of the rank. The numbers begin with 0
-  // and end as the sums over all ranks.
-  [[gnu::noinline]] void backward(const Backward& of_piece, const Saved<Real>& saved,
-                                  const StoredView<const Real>& out,
+  // The gradients of the parameters are sums over all ranks.
+  [[gnu::noinline]] void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
                                   const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                                  std::vector<double>& parameters) const {
+                                  OpGradient<Real>* grad_op) {
+    settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
     WidenedTensors<Real> copies(options_.threads);
     Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
         of_values(in_.value.shape(), keys_, grads.value.given()),
-        of_inputs(in_.key_inputs.shape(), keys_, grads.key_inputs.given());
-    Sums of_bias(mask_.bias.shape(), grads.bias.given());
+        of_inputs(in_.key_inputs.shape(), keys_, grads.key_inputs.given()),
+        of_bias(mask_.bias.shape(), grads.bias.given());
+    const std::size_t parameters = grad_op ? std::size_t(grad_op->numbers()) : 0;
+    std::vector<double> numbers(parameters);  // of parameters, and behind them of the bias
     for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
       const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
-      of_piece(in, saved.pieces[n], own(out), {own(output.out), own(output.lse), own(output.steps)},
-               {own(grads.query), of_keys.piece(), of_values.piece(), own(grads.extra),
-                of_bias.piece(), own(grads.query_inputs), of_inputs.piece()},
-               parameters);
+      OpGradient<Real> of_piece(vjps());
+      Driver::backward(tiles(), vjps(),
+                       {{in, mask_, options_},
+                        saved.pieces[n],
+                        own(out),
+                        {own(output.out), own(output.lse), own(output.steps)},
+                        {own(grads.query), of_keys.piece(), of_values.piece(), own(grads.extra),
+                         of_bias.piece(), own(grads.query_inputs), of_inputs.piece()}},
+                       grad_op ? &of_piece : nullptr);
+      if (grad_op) of_piece.add_to(numbers.data());
       for (Sums* sums : {&of_keys, &of_values, &of_inputs, &of_bias}) sums->add();
     });
     const auto give = [&](const Sums& sums, const StoredView<Real>& to) {
@@ -184,84 +159,75 @@ class GatherSide {
     give(of_keys, grads.key);
     give(of_values, grads.value);
     give(of_inputs, grads.key_inputs);
-    // Sums over ranks: bias and parameters.
-    const std::size_t first_of_bias = parameters.size();
-    if (grads.bias.given()) of_bias.append_to(parameters);
-    sum_over_ranks(comm_, parameters);
-    if (grads.bias.given()) write_rows(parameters.data() + first_of_bias, copies.write(grads.bias));
+    if (grads.bias.given()) of_bias.append_to(numbers);
+    sum_over_ranks(comm_, numbers);
+    if (grad_op) grad_op->add_from(numbers.data());
+    if (grads.bias.given()) write_rows(numbers.data() + parameters, copies.write(grads.bias));
     copies.round();
   }
 
-  template <class Parts>
-  void send_state(int to, const Parts& parts, const std::vector<double>& sums) const {
-    const std::array<std::size_t, 2> sizes{parts.back()->size(), sums.size()};
-    std::vector<Send> sends{{to, sizes.data(), sizeof sizes}};
-    for (const std::vector<Real>* part : parts)
-      if (!part->empty()) sends.push_back({to, part->data(), part->size() * sizeof(Real)});
-    if (!sums.empty()) sends.push_back({to, sums.data(), sums.size() * sizeof(double)});
-    comm_.start(sends, {}).wait();
-  }
-  template <class Parts>
-  void receive_state(int from, const Parts& parts, std::vector<double>& sums) const {
-    std::array<std::size_t, 2> sizes{};
-    const Receive first[] = {{from, sizes.data(), sizeof sizes}};
-    comm_.start({}, first).wait();
-    parts.back()->resize(sizes[0]);
-    sums.resize(sizes[1]);
-    std::vector<Receive> receives;
-    for (std::vector<Real>* part : parts)
-      if (!part->empty()) receives.push_back({from, part->data(), part->size() * sizeof(Real)});
-    if (!sums.empty()) receives.push_back({from, sums.data(), sums.size() * sizeof(double)});
-    comm_.start({}, receives).wait();
-  }
-  // Sends numbers of one rank to all ranks, which know how many they are.
-  [[nodiscard, gnu::noinline]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
-    const auto ranks = std::size_t(comm_.size());
-    ByRank<Real> from(ranks), to(ranks);
-    to[std::size_t(root)].resize(own.size());
-    if (comm_.rank() == root) from.assign(ranks, own);
-    exchange(comm_, from, to);
-    return to[std::size_t(root)];
-  }
-  // own = the rank's rows of `whole`, which the root has.
-  [[gnu::noinline]] void give_rows(int root, const TensorView<const Real>& whole,
-                                   const TensorView<Real>& own) const {
-    const auto ranks = std::size_t(comm_.size());
-    ByRank<Real> from(ranks), to(ranks);
-    const Shape& s = own.shape();
-    to[std::size_t(root)].resize(std::size_t(element_count(s, "heed::mpi: a gradient")));
-    for (std::size_t r = 0; r < ranks && comm_.rank() == root; ++r)
-      from[r] = pack_rows(keys_, int(r), whole, kWholeRow);
-    exchange(comm_, from, to);
-    for_packed_rows(keys_, comm_.rank(), s, to[std::size_t(root)].data(), kOwnRow,
-                    [&](Index b, Index h, Index n, const Real* numbers) {
-                      std::copy_n(numbers, s.dim, own.row(b, h, n));
-                    });
+  // The same, with the bits of one process in all gradients. For ops that read no inputs per token.
+  [[gnu::noinline]] void backward_in_order(const Saved<Real>& saved,
+                                           const StoredView<const Real>& out,
+                                           const OutputGradients<Real>& output,
+                                           const Gradients<Real>& grads,
+                                           OpGradient<Real>* grad_op) {
+    settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
+    WidenedTensors<Real> copies(options_.threads);
+    const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
+    heed::detail::set_zero<Real>({dquery, dextra}, resolve_threads(options_.threads));
+    Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
+        of_values(in_.value.shape(), keys_, grads.value.given()),
+        of_bias(mask_.bias.shape(), grads.bias.given());
+    heed::detail::HandedOn<Real> on;
+    OpGradient<Real> sums(vjps());
+    const std::vector<Stage> stages = stages_of(grads.bias.given());
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      const Stage& stage = stages[s];
+      if (stage.rank != comm_.rank()) continue;
+      const auto parts = [&] {
+        return std::array{&of_keys.memory(), &of_values.memory(), &of_bias.memory(), &on.rows};
+      };
+      if (s > 0 && stages[s - 1].rank != stage.rank)
+        receive_state(stages[s - 1].rank, parts(), on.sums);
+      on.member = stage.member;
+      const bool last = s + 1 == stages.size();
+      for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
+        if (piece != stage.piece) return;
+        const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
+        Driver::backward(
+            tiles(), vjps(),
+            {{in, mask_, options_},
+             saved.pieces[n],
+             own(out),
+             {own(output.out), own(output.lse), own(output.steps)},
+             {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}},
+            grad_op ? &sums : nullptr, &on, last);
+      });
+      if (!last && stages[s + 1].rank != stage.rank)
+        send_state(stages[s + 1].rank, parts(), on.sums);
+    }
+    // The last stage's rank has all sums.
+    const int root = stages.empty() ? 0 : stages.back().rank;
+    const auto give = [&](const Sums& of, const StoredView<Real>& to) {
+      if (to.given()) give_rows(root, of.of_piece(), copies.write(to));
+    };
+    give(of_keys, grads.key);
+    give(of_values, grads.value);
+    std::vector<Real> all = of_bias.memory();
+    std::vector<double> parameters(std::size_t(sums.numbers()));
+    sums.add_to(parameters.data());
+    for (const double number : parameters) all.push_back(Real(number));
+    all = from_root(root, std::move(all));
+    const Real* from = all.data();
+    if (grads.bias.given()) from = write_rows(from, copies.write(grads.bias));
+    parameters.assign(from, std::as_const(all).data() + all.size());
+    if (grad_op) grad_op->add_from(parameters.data());
+    copies.round();
   }
 
-  // Gathers the reports of all rows of so many heads; `own` has the reports of the rank's pieces.
-  [[nodiscard, gnu::noinline]] heed::Saved<Real> gather_reports(
-      const Saved<Real>& own, Index heads, const std::vector<std::string>& names) const {
-    heed::Saved<Real> all;
-    const Shape& q = in_.query.shape();
-    for (std::size_t d = 0; d < names.size(); ++d) {
-      all.diagnostic_names.push_back(names[d]);
-      // The reports of the pieces as rows of one tensor.
-      std::vector<Real> rows(std::size_t(q.batch * heads * q.len));
-      const TensorView<Real> view(rows.data(), {q.batch, heads, q.len, 1});
-      Index first = 0;
-      std::size_t n = 0;
-      for (const Tokens& piece : queries_.pieces(comm_.rank())) {
-        const Real* from = own.pieces[n++].diagnostics[d].data();
-        for (Index b = 0; b < q.batch; ++b)
-          for (Index h = 0; h < heads; ++h, from += piece.count())
-            std::copy_n(from, piece.count(), view.row(b, h, first));
-        first += piece.count();
-      }
-      all.diagnostics.push_back(gather_rows(comm_, queries_, view));
-    }
-    return all;
-  }
+ private:
+  using Driver = heed::detail::Driver<Real>;
 
   // Gradients of a tensor of all tokens: for the current piece of the queries, and their sum over the pieces of the rank.
   class Sums {
@@ -296,123 +262,6 @@ class GatherSide {
     std::vector<Real> piece_, total_;
   };
 
- protected:
-  const AnyCommunicator& comm_;
-  const Inputs<Real>& in_;
-  const Mask<Real>& mask_;
-  const Shards &queries_, &keys_;
-  const Options& options_;
-  GatheredRows<Real> key_, value_, key_inputs_;
-};
-
-// The rank's part of a call of an op. Gradients of its parameters are added to `grad_op`, if it is given.
-template <class Real>
-class GatherCall : GatherSide<Real> {
-  using Side = GatherSide<Real>;
-
- public:
-  GatherCall(const AnyCommunicator& comm, const SharedOp<Real>& op, const Inputs<Real>& in,
-             const Mask<Real>& mask, const Shards& queries, const Shards& keys,
-             const Options& options)
-      : Side(comm, in, mask, queries, keys, options), op_(op) {}
-
-  [[gnu::noinline]] void forward(const Outputs<Real>& out, Saved<Real>* saved) {
-    settle([&](const OpTiles<Real>& rehearsal, Saved<Real>& reports) {
-      run(rehearsal, out, &reports);
-    });
-    run(tiles(), out, saved);
-  }
-
-  // The gradients of the parameters are sums over all ranks.
-  [[gnu::noinline]] void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
-                                  const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                                  OpGradient<Real>* grad_op) {
-    settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
-    std::vector<double> parameters(grad_op ? std::size_t(grad_op->numbers()) : 0);
-    Side::backward(
-        [&](const auto& in, const auto& of_saved, const auto& of_out, const auto& of_output,
-            const auto& of_grads, std::vector<double>& sums) {
-          std::optional<OpGradient<Real>> of_piece;
-          if (grad_op) of_piece.emplace(vjps());
-          Driver::backward(tiles(), vjps(),
-                           {{in, mask_, options_}, of_saved, of_out, of_output, of_grads},
-                           of_piece ? &*of_piece : nullptr);
-          if (of_piece) of_piece->add_to(sums.data());
-        },
-        saved, out, output, grads, parameters);
-    if (grad_op) grad_op->add_from(parameters.data());
-  }
-
-  // The same, with the bits of one process in all gradients. For ops that read no inputs per token.
-  [[gnu::noinline]] void backward_in_order(const Saved<Real>& saved,
-                                           const StoredView<const Real>& out,
-                                           const OutputGradients<Real>& output,
-                                           const Gradients<Real>& grads,
-                                           OpGradient<Real>* grad_op) {
-    settle([&](const OpTiles<Real>&, Saved<Real>& reports) { reports = saved; });
-    WidenedTensors<Real> copies(options_.threads);
-    const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
-    heed::detail::set_zero<Real>({dquery, dextra}, resolve_threads(options_.threads));
-    typename Side::Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
-        of_values(in_.value.shape(), keys_, grads.value.given()),
-        of_bias(mask_.bias.shape(), grads.bias.given());
-    heed::detail::HandedOn<Real> on;
-    OpGradient<Real> sums(vjps());
-    const std::vector<Stage> stages = stages_of(grads.bias.given());
-    for (std::size_t s = 0; s < stages.size(); ++s) {
-      const Stage& stage = stages[s];
-      if (stage.rank != comm_.rank()) continue;
-      const auto parts = [&] {
-        return std::array{&of_keys.memory(), &of_values.memory(), &of_bias.memory(), &on.rows};
-      };
-      if (s > 0 && stages[s - 1].rank != stage.rank)
-        Side::receive_state(stages[s - 1].rank, parts(), on.sums);
-      on.member = stage.member;
-      const bool last = s + 1 == stages.size();
-      Side::for_pieces(
-          [&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
-            if (piece != stage.piece) return;
-            const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
-            Driver::backward(
-                tiles(), vjps(),
-                {{in, mask_, options_},
-                 saved.pieces[n],
-                 own(out),
-                 {own(output.out), own(output.lse), own(output.steps)},
-                 {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}},
-                grad_op ? &sums : nullptr, &on, last);
-          });
-      if (!last && stages[s + 1].rank != stage.rank)
-        Side::send_state(stages[s + 1].rank, parts(), on.sums);
-    }
-    // The last stage's rank has all sums.
-    const int root = stages.empty() ? 0 : stages.back().rank;
-    const auto give = [&](const typename Side::Sums& of, const StoredView<Real>& to) {
-      if (to.given()) Side::give_rows(root, of.of_piece(), copies.write(to));
-    };
-    give(of_keys, grads.key);
-    give(of_values, grads.value);
-    std::vector<Real> all = of_bias.memory();
-    std::vector<double> parameters(std::size_t(sums.numbers()));
-    sums.add_to(parameters.data());
-    for (const double number : parameters) all.push_back(Real(number));
-    all = Side::from_root(root, std::move(all));
-    const Real* from = all.data();
-    if (grads.bias.given()) from = write_rows(from, copies.write(grads.bias));
-    parameters.assign(from, std::as_const(all).data() + all.size());
-    if (grad_op) grad_op->add_from(parameters.data());
-    copies.round();
-  }
-
- private:
-  using Driver = heed::detail::Driver<Real>;
-  using Side::comm_;
-  using Side::in_;
-  using Side::keys_;
-  using Side::mask_;
-  using Side::options_;
-  using Side::queries_;
-
   // The order in which ranks add: for each head of a family, the pieces of the queries from the last to the first.
   struct Stage {
     Index member;
@@ -443,12 +292,32 @@ class GatherCall : GatherSide<Real> {
     return stages;
   }
 
+  // Calls body(number, tokens, first own row, inputs) for each piece of the rank.
+  template <class Body>
+  void for_pieces(Body&& body) const {
+    Index first = 0;
+    std::size_t n = 0;
+    for (const Tokens& piece : queries_.pieces(comm_.rank())) {
+      Inputs<Real> in = in_;
+      in.query = rows_of(in_.query, first, piece.count());
+      in.extra = rows_of(in_.extra, first, piece.count());
+      in.query_inputs = rows_of(in_.query_inputs, first, piece.count());
+      in.key = key_.view();
+      in.value = value_.view();
+      in.key_inputs = key_inputs_.view();
+      in.share = {piece.begin, queries_.len() - piece.end, 0, 0};
+      body(n++, piece, first, std::as_const(in));
+      first += piece.count();
+    }
+  }
   void run(const OpTiles<Real>& op, const Outputs<Real>& out, Saved<Real>* saved) const {
-    Side::forward(
-        [&](const Inputs<Real>& in, const Outputs<Real>& of_piece, heed::Saved<Real>* reports) {
-          Driver::forward(op, {{in, mask_, options_}, of_piece, reports});
-        },
-        out, saved);
+    if (saved) saved->pieces.assign(queries_.pieces(comm_.rank()).size(), {});
+    for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
+      const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
+      Driver::forward(op, {{in, mask_, options_},
+                           {own(out.out), own(out.lse), own(out.steps)},
+                           saved ? &saved->pieces[n] : nullptr});
+    });
   }
 
   [[nodiscard]] OpTiles<Real> with(const ReadoutTiles<Real>& readout) const {
@@ -469,7 +338,7 @@ class GatherCall : GatherSide<Real> {
     const std::unique_ptr<ReadoutTiles<Real>> rehearsal = op_.tiles.readout.rehearsal();
     Saved<Real> own;
     rehearse(with(*rehearsal), own);
-    const heed::Saved<Real> all = Side::gather_reports(
+    const heed::Saved<Real> all = gather_reports(
         own, in_.query.shape().heads / op_.tiles.normaliser.query_heads(1), report_names());
     settled_ = op_.tiles.readout.settled(all);
     settled_vjps_ = op_.vjps.readout.settled(all);
@@ -484,7 +353,83 @@ class GatherCall : GatherSide<Real> {
     return names;
   }
 
+  template <class Parts>
+  void send_state(int to, const Parts& parts, const std::vector<double>& sums) const {
+    const std::array<std::size_t, 2> sizes{parts.back()->size(), sums.size()};
+    std::vector<Send> sends{{to, sizes.data(), sizeof sizes}};
+    for (const std::vector<Real>* part : parts)
+      if (!part->empty()) sends.push_back({to, part->data(), part->size() * sizeof(Real)});
+    if (!sums.empty()) sends.push_back({to, sums.data(), sums.size() * sizeof(double)});
+    comm_.start(sends, {}).wait();
+  }
+  template <class Parts>
+  void receive_state(int from, const Parts& parts, std::vector<double>& sums) const {
+    std::array<std::size_t, 2> sizes{};
+    const Receive first[] = {{from, sizes.data(), sizeof sizes}};
+    comm_.start({}, first).wait();
+    parts.back()->resize(sizes[0]);
+    sums.resize(sizes[1]);
+    std::vector<Receive> receives;
+    for (std::vector<Real>* part : parts)
+      if (!part->empty()) receives.push_back({from, part->data(), part->size() * sizeof(Real)});
+    if (!sums.empty()) receives.push_back({from, sums.data(), sums.size() * sizeof(double)});
+    comm_.start({}, receives).wait();
+  }
+  // Sends numbers of one rank to all ranks, which know how many they are.
+  [[nodiscard]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
+    const auto ranks = std::size_t(comm_.size());
+    ByRank<Real> from(ranks), to(ranks);
+    to[std::size_t(root)].resize(own.size());
+    if (comm_.rank() == root) from.assign(ranks, own);
+    exchange(comm_, from, to);
+    return to[std::size_t(root)];
+  }
+  // own = the rank's rows of `whole`, which the root has.
+  void give_rows(int root, const TensorView<const Real>& whole, const TensorView<Real>& own) const {
+    const auto ranks = std::size_t(comm_.size());
+    ByRank<Real> from(ranks), to(ranks);
+    const Shape& s = own.shape();
+    to[std::size_t(root)].resize(std::size_t(element_count(s, "heed::mpi: a gradient")));
+    for (std::size_t r = 0; r < ranks && comm_.rank() == root; ++r)
+      from[r] = pack_rows(keys_, int(r), whole, kWholeRow);
+    exchange(comm_, from, to);
+    for_packed_rows(keys_, comm_.rank(), s, to[std::size_t(root)].data(), kOwnRow,
+                    [&](Index b, Index h, Index n, const Real* numbers) {
+                      std::copy_n(numbers, s.dim, own.row(b, h, n));
+                    });
+  }
+
+  // Gathers the reports of all rows of so many heads; `own` has the reports of the rank's pieces.
+  [[nodiscard]] heed::Saved<Real> gather_reports(const Saved<Real>& own, Index heads,
+                                                 const std::vector<std::string>& names) const {
+    heed::Saved<Real> all;
+    const Shape& q = in_.query.shape();
+    for (std::size_t d = 0; d < names.size(); ++d) {
+      all.diagnostic_names.push_back(names[d]);
+      // The reports of the pieces as rows of one tensor.
+      std::vector<Real> rows(std::size_t(q.batch * heads * q.len));
+      const TensorView<Real> view(rows.data(), {q.batch, heads, q.len, 1});
+      Index first = 0;
+      std::size_t n = 0;
+      for (const Tokens& piece : queries_.pieces(comm_.rank())) {
+        const Real* from = own.pieces[n++].diagnostics[d].data();
+        for (Index b = 0; b < q.batch; ++b)
+          for (Index h = 0; h < heads; ++h, from += piece.count())
+            std::copy_n(from, piece.count(), view.row(b, h, first));
+        first += piece.count();
+      }
+      all.diagnostics.push_back(gather_rows(comm_, queries_, view));
+    }
+    return all;
+  }
+
+  const AnyCommunicator& comm_;
   const SharedOp<Real>& op_;
+  const Inputs<Real>& in_;
+  const Mask<Real>& mask_;
+  const Shards &queries_, &keys_;
+  const Options& options_;
+  GatheredRows<Real> key_, value_, key_inputs_;
   std::unique_ptr<ReadoutTiles<Real>> settled_;
   std::unique_ptr<ReadoutVjps<Real>> settled_vjps_;
 };

@@ -305,12 +305,11 @@ void forward_by(const Way& way, const AnyCommunicator& comm, const Inputs<Real>&
       [&](auto& run) { run.forward(out, saved); });
 }
 
-// Gradient: that of the op's type, or an OpGradient.
-template <class Way, class Real, class Gradient>
+template <class Way, class Real>
 void backward_by(const Way& way, const AnyCommunicator& comm, const Inputs<Real>& in,
                  const Mask<Real>& mask, const Sharding& sharding, const Saved<Real>& saved,
                  const StoredView<const Real>& out, const OutputGradients<Real>& grad_out,
-                 const Gradients<Real>& grads, Gradient* grad_op, const Options& options) {
+                 const Gradients<Real>& grads, OpGradient<Real>* grad_op, const Options& options) {
   call_on_ranks(
       "heed::mpi::backward", way, comm, in, mask, sharding, options,
       [&](const auto& call) { call.check_gradients(saved, out, grad_out, grads); },
