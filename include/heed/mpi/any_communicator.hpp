@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages between ranks by a communicator of any class. Calls take it by its own name and go on with an AnyCommunicator, so
-// that they run without MPI, too, and their code is compiled without that class. It needs the members
+// A communicator of any class. Calls of heed::mpi take one, with or without MPI behind it, and go on with an AnyCommunicator, so
+// that their code is compiled once for all classes. A class needs the members
 //
 //   rank(), size()            int
 //   start(sends, receives)    begins to send and to receive all of these messages; returns a Transfer, which can be moved, whose
