@@ -8,8 +8,8 @@ speed.py BENCH --keep             writes the baseline of this class anew
 
 A number of the baseline is the time of a variant over that of plain attention, of `sdpa` itself one over its share of the peak: both
 are measured in turns, so that they hold for every machine of a class. Each is the median of five runs of the benchmark. One that
-is more than 3 % above is measured again, with more runs, and counts as lost where that shows it three times; the program ends
-with 1 if one is.
+is more than 3 % above is measured up to three times more, fifteen runs each, and counts as lost by the median of all its runs; the
+program ends with 1 if one is.
 """
 import json
 import os
@@ -37,14 +37,15 @@ def measured(bench, names):
     return said["context"]["machine"].split(", ")[-1], numbers
 
 
-def medians(benches, names, rounds):
-    """The processor's class, and for each bench the medians of its rounds; the benches take turns."""
-    runs = [[] for _ in benches]
+def measure(benches, names, rounds, runs):
+    """Adds the numbers of so many rounds to `runs`, a {name: list} for each bench; the benches take turns. Returns the processor's
+    class."""
     for _ in range(rounds):
         for bench, of_bench in zip(benches, runs):
             machine, numbers = measured(bench, names)
-            of_bench.append(numbers)
-    return machine, [{name: median(run[name] for run in of_bench) for name in names} for of_bench in runs]
+            for name in names:
+                of_bench[name].append(numbers[name])
+    return machine
 
 
 def names_of(bench):
@@ -95,10 +96,15 @@ def main(arguments):
         else:
             print(f"{options[1]} is not in the history at hand: measured against the baseline alone")
     names = names_of(benches[0])
-    machine, found = medians(benches, names, ROUNDS)
+    runs = [{name: [] for name in names} for _ in benches]
+    machine = measure(benches, names, ROUNDS, runs)
+
+    def medians():
+        return [{name: median(numbers) for name, numbers in of_bench.items()} for of_bench in runs]
+
     file = ROOT / "bench/baseline" / (machine.split(" (")[0].lower().replace(" ", "-") + ".csv")
     if options == ["--keep"]:
-        file.write_text("benchmark,over\n" + "".join(f"{name},{number:.3f}\n" for name, number in found[0].items()))
+        file.write_text("benchmark,over\n" + "".join(f"{name},{number:.3f}\n" for name, number in medians()[0].items()))
         return 0
     baseline = {}
     if file.exists():
@@ -107,17 +113,17 @@ def main(arguments):
         print(f"there is no {file.relative_to(ROOT)}: nothing is known of {machine}")
 
     def compared():
+        found = medians()
         pairs = [(found[0], baseline, "the baseline")]
         pairs += [(times(found[0]), times(before), options[1]) for before in found[1:]]
         return [(name, f"lost: {name} takes {100 * (now[name] / old[name] - 1):+.0f} % beside {what}")
                 for now, old, what in pairs for name in lost(now, old)]
 
-    for _ in range(3):
-        if not (again := compared()):
-            break
-        for numbers, better in zip(found, medians(benches, sorted({*dict(again), *map(plain, dict(again))}), 3 * ROUNDS)[1]):
-            numbers.update(better)
     gone = compared()
+    for _ in range(3):
+        if gone:
+            measure(benches, sorted({*dict(gone), *map(plain, dict(gone))}), 3 * ROUNDS, runs)
+            gone = compared()
     for _, sentence in gone:
         print(sentence)
     print(f"{len(names) - len(dict(gone))} of {len(names)} ratios hold on {machine}")
