@@ -44,7 +44,7 @@ inline constexpr bool ring_normaliser =
     !reads_inputs<typename Op::NormaliserType> &&
     (mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>);
 
-// The op that computes map `map`; the parameters of it are the first of the op's.
+// The op that computes map `map`, with parameters that are the first of the op's.
 template <int map, class Op>
 [[nodiscard]] auto op_of_map(const Op& op) {
   using Real = typename Op::Scalar;
