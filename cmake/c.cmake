@@ -188,7 +188,7 @@ set_target_properties(${compiled} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VI
 set_property(TARGET ${compiled} APPEND PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
 if(HEED_SANITIZE)
   foreach(library IN LISTS compiled)
-    target_compile_options(${library} PRIVATE -O1 -g1 -fsanitize=${HEED_SANITIZE} -fno-sanitize-recover=all)
+    target_compile_options(${library} PRIVATE ${HEED_SANITIZED})
   endforeach()
   target_link_options(heed_c PRIVATE -fsanitize=${HEED_SANITIZE})
   foreach(library IN LISTS heed_c_libraries)

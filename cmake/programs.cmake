@@ -14,8 +14,7 @@ set(HEED_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion
                   "$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-maybe-uninitialized>")
 target_compile_options(heed_own INTERFACE ${HEED_WARNINGS} ${HEED_COMPILER_MEMORY})
 if(HEED_SANITIZE)
-  target_compile_options(heed_own INTERFACE -O1 -g1 -UNDEBUG -fsanitize=${HEED_SANITIZE}
-                                            -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(heed_own INTERFACE ${HEED_SANITIZED} -UNDEBUG -fno-omit-frame-pointer)
   target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
   # Tests request more memory than there is; clang's OpenMP keeps its memory for threads to the end.
