@@ -3,9 +3,9 @@
 """Rows of FAULTS.md that carry their change are replayed: each fault is planted, its test must fail.
 
 faults.py check              does each such row fit its file? Nothing is built; exit 1 if one does not
-faults.py replay NUMBER...   plants these faults one after the other, in a copy of the tree below build/faults/
+faults.py replay NUMBER...   plants these faults, one at a time in each of as many copies of the tree below build/faults/ as there are processors
 faults.py draw COUNT SEED    numbers of rows, drawn at random
-faults.py share N COUNT      numbers of each COUNT-th row, from row N on (0 is the first)
+faults.py share N COUNT      numbers of part N, from 0 on, of COUNT parts of the rows; those of one program stand together
 
 A test that can do without a fault's row is one that fails without the fault, or passes with it; both end with 1.
 """
@@ -20,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "faults"
-TREE, BUILD = WORK / "tree", WORK / "build"
 SPAN = re.compile(r"`([^`]+)`")
 # What ctest entries run that are no program heed_<name>.
 TARGETS = {"python_test": "heed_c", "torch_test": "heed_torch", "headers": "heed_headers", "macros": "heed_macros",
@@ -108,6 +108,7 @@ def case_of(row):
 def check():
     replayable = [row for row in rows().values() if row.edits]
     problems = [f"row {row.number}: {problem}" for row in replayable if (problem := problem_of(row, ROOT))]
+    problems += [f"row {row.number} names no test" for row in replayable if not SPAN.match(row.test)]
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.[ch]pp")))
     sources = re.sub(r'"\s*\n\s*"', "", sources)  # literals that are joined
     for row in replayable:
@@ -117,116 +118,175 @@ def check():
     return int(bool(problems))
 
 
-def copy_tree():
-    """Makes TREE equal to the checkout; files that are equal keep their time stamps, so that they are not built again."""
-    wanted = set()
-    for folder, folders, files in os.walk(ROOT):
-        here = Path(folder).relative_to(ROOT)
-        folders[:] = [name for name in folders if name != "__pycache__" and str(here / name) not in ("build", ".git")]
-        for name in files:
-            source, copy = ROOT / here / name, TREE / here / name
-            wanted.add(copy)
-            if not copy.is_file() or copy.read_bytes() != source.read_bytes():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, copy)
-    for copy in TREE.rglob("*"):
-        if copy.is_file() and copy not in wanted:
-            copy.unlink()
+class Copy:
+    """A copy of the checkout, and its build by Ninja, below a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.tree, self.build = folder, folder / "tree", folder / "build"
+        self.targets = set()
+        self.saved = None  # while a fault is planted, the names of outputs that are kept as they were
+        self.seconds = {}  # of commands that pass without a fault
+
+    def refresh(self):
+        """Makes the copy equal to the checkout, and configures its build, with the library at -O1, which takes a third less to build; tests
+        have flags of their own. Files that are equal keep their time stamps, so that they are not built again."""
+        wanted = set()
+        for folder, folders, files in os.walk(ROOT):
+            here = Path(folder).relative_to(ROOT)
+            folders[:] = [name for name in folders if name != "__pycache__" and str(here / name) not in ("build", ".git")]
+            for name in files:
+                source, copy = ROOT / here / name, self.tree / here / name
+                wanted.add(copy)
+                if not copy.is_file() or copy.read_bytes() != source.read_bytes():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(source, copy)
+        for copy in self.tree.rglob("*"):
+            if copy.is_file() and copy not in wanted:
+                copy.unlink()
+        command = ["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+                   "-DHEED_BUILD_TESTS=ON", "-DHEED_BUILD_EXAMPLES=ON", "-DHEED_BUILD_BENCH=OFF"]
+        if shutil.which("ccache"):
+            command += ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self.targets = set(re.findall(r"\bheed_\w+", self.run(["ninja", "-t", "targets", "all"]).stdout))
+
+    def run(self, command):
+        """Runs a step of the build, whose output is kept in build.log. Copies share what ccache has."""
+        environment = {**os.environ, "CCACHE_BASEDIR": str(self.folder)}
+        done = subprocess.run(command, cwd=self.build, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        (self.folder / "build.log").write_text(done.stdout)
+        return done
+
+    def builds(self, *targets, jobs=1):
+        ninja = ["ninja", "-j", str(jobs)]
+        if self.saved is not None:
+            for line in self.run([*ninja, "-n", *targets]).stdout.splitlines():
+                self.save(line.split()[-1])
+        return self.run([*ninja, *targets]).returncode == 0
+
+    def save(self, output):
+        path, copy = self.build / output, self.folder / "saved" / output
+        if output not in self.saved and path.is_file():
+            self.saved.add(output)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+
+    def outputs(self):
+        """What Ninja has built, and when: the last line of its log for each output."""
+        log = self.build / ".ninja_log"
+        lines = [line.split("\t") for line in log.read_text().splitlines()[1:]] if log.is_file() else []
+        return {line[3]: line for line in lines}
+
+    def builds_alone(self, program):
+        """Compiles the files of a program, and links them with the libraries as they are."""
+        inputs = self.run(["ninja", "-t", "inputs", program]).stdout.split()
+        self.save(program)
+        return self.builds(*[path for path in inputs if f"/{Path(program).name}.dir/" in path and path.endswith(".o")]) and \
+            self.run(["sh", "-c", self.run(["ninja", "-t", "commands", "-s", program]).stdout]).returncode == 0
+
+    @contextlib.contextmanager
+    def planted(self, edits):
+        """The tree with these edits; then as it was, with its time stamps, and so are outputs that were built meanwhile."""
+        files = {self.tree / file for file, _, _ in edits}
+        before = {path: (path.read_bytes(), path.stat()) for path in files}
+        built, self.saved = self.outputs(), set()
+        try:
+            for file, old, new in edits:
+                text = (self.tree / file).read_text()
+                place = matches(text, old)[0]
+                (self.tree / file).write_text(text[:place.start()] + new + text[place.end():])
+            yield
+        finally:
+            for path, (text, stat) in before.items():
+                path.write_bytes(text)
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            changed = {output for output, line in self.outputs().items() if built.get(output) != line}
+            for output in self.saved | changed - {"build.ninja"}:
+                path = self.build / output
+                if output in self.saved:
+                    os.replace(self.folder / "saved" / output, path)
+                elif path.is_file():
+                    path.unlink()
+            self.saved = None
+            if "build.ninja" in changed:
+                self.refresh()
+
+    def outcome(self, command, seconds, **variables):
+        """Exit code and text of a test, with these variables in its environment. One that hangs is ended with all its processes, and fails."""
+        environment = {"OMP_NUM_THREADS": "2", **os.environ, **variables}
+        with tempfile.TemporaryFile() as log:
+            child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.build, start_new_session=True)
+            try:
+                code = child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = 1
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+            log.seek(0)
+            return code, log.read().decode(errors="replace")
+
+    def passes(self, command, seconds=1200):
+        """Does the test pass? A name of Catch2's may lack the type behind it."""
+        for words in command, [*command[:-1], f"{command[-1]}*"]:
+            code, text = self.outcome(words, seconds)
+            if not re.search("No test cases matched|No tests ran", text):
+                return code == 0
+        sys.exit(f"no test has the name that {command} asks for")
+
+    def passes_unplanted(self, command):
+        """The same, of a tree without a fault; learns how long the test takes."""
+        key = tuple(map(str, command))
+        if key not in self.seconds:
+            begin = time.monotonic()
+            if not self.passes(command):
+                return False
+            self.seconds[key] = time.monotonic() - begin
+        return True
 
 
-def configure():
-    """With the library at -O1, which takes a third less to build; tests have flags of their own."""
-    command = ["cmake", "-S", TREE, "-B", BUILD, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
-    command += [f"-DHEED_BUILD_{part}=ON" for part in ("TESTS", "BENCH", "EXAMPLES")]
-    if shutil.which("ninja"):
-        command += ["-G", "Ninja"]
-    if shutil.which("ccache"):
-        command += ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def program_of(row):
+    """The first word of what the row names: a program or a test of CTest's."""
+    words = SPAN.match(row.test)[1].split()
+    return words[2] if words[:2] == ["ctest", "-R"] else words[0]
 
 
-def build(target):
-    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
-    command = ["cmake", "--build", BUILD, "--target", target, "--parallel", jobs]
-    log = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    (WORK / "build.log").write_text(log.stdout)
-    return log.returncode == 0
-
-
-def targets():
-    listed = subprocess.run(["cmake", "--build", BUILD, "--target", "help"], capture_output=True, text=True, check=True)
-    return set(re.findall(r"\bheed_\w+", listed.stdout))
-
-
-def command_of(row, known):
+def command_of(row, copy):
     """The target to build, if any, and the command of the named test."""
-    words = SPAN.match(row.test)
-    if not words:
-        sys.exit(f"row {row.number} names no test")
-    words = words[1].split()
-    name = words[2] if words[:2] == ["ctest", "-R"] else words[0]
+    name, words = program_of(row), SPAN.match(row.test)[1].split()
     if under_mpirun := re.search(r"^`ranks_test` on (two|four) ranks", row.test):
         name += {"two": "_2", "four": "_4"}[under_mpirun[1]]
-    if name.startswith("heed_") and name in known:
-        return name, [BUILD / "bin" / name, *words[1:]]
+    if name.startswith("heed_") and name in copy.targets:
+        return name, [copy.build / "bin" / name, *words[1:]]
     program = "heed_" + name
-    if program in known and case_of(row):
-        return program, [BUILD / "bin" / program, re.sub(r"([,\[])", r"\\\1", case_of(row))]
-    target = program if program in known else TARGETS.get(name)
-    return target, ["ctest", "--test-dir", BUILD, "-R", f"^{name}$", "--no-tests=error"]
+    if program in copy.targets and case_of(row):
+        return program, [copy.build / "bin" / program, re.sub(r"([,\[])", r"\\\1", case_of(row))]
+    target = program if program in copy.targets else TARGETS.get(name)
+    return target, ["ctest", "--test-dir", copy.build, "-R", f"^{name}$", "--no-tests=error"]
 
 
-def outcome(command, seconds, **variables):
-    """Exit code and text of a test, with these variables in its environment. One that hangs is ended with all its processes, and fails."""
-    environment = {"OMP_NUM_THREADS": "2", **os.environ, **variables}
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=BUILD, start_new_session=True)
-        try:
-            code = child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = 1
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-        log.seek(0)
-        return code, log.read().decode(errors="replace")
-
-
-def passes(command, seconds=1200):
-    """Does the test pass? A name of Catch2's may lack the type behind it."""
-    for words in command, [*command[:-1], f"{command[-1]}*"]:
-        code, text = outcome(words, seconds)
-        if not re.search("No test cases matched|No tests ran", text):
-            return code == 0
-    sys.exit(f"no test has the name that {command} asks for")
-
-
-def replay_row(row, known):
+def replay_row(row, copy):
     """In one word or two, what came of the row; empty if its test notices the fault."""
-    problem = problem_of(row, TREE)
-    if problem:
+    if problem := problem_of(row, copy.tree):
         return problem
-    target, command = command_of(row, known)
-    if target and not build(target):
+    target, command = command_of(row, copy)
+    if target and not copy.builds(target):
         return f"{target} does not build without the fault, see build.log"
-    begin = time.monotonic()
-    if not passes(command):
+    if not copy.passes_unplanted(command):
         return "the test fails without the fault"
-    seconds = 60 + 10 * (time.monotonic() - begin)
-    texts = {file: (TREE / file).read_text() for file, _, _ in row.edits}
-    try:
-        for file, old, new in row.edits:
-            text = (TREE / file).read_text()
-            place = matches(text, old)[0]
-            (TREE / file).write_text(text[:place.start()] + new + text[place.end():])
-        built = not target or build(target)
+    seconds = 60 + 10 * copy.seconds[tuple(map(str, command))]
+    with copy.planted(row.edits):
+        # A fault in a header is in the code of the test itself, as a rule: the libraries are built anew only where nothing notices it there.
+        program = f"bin/{target}"
+        if all(file.parts[0] == "include" for file, _, _ in row.edits) and program in copy.outputs() and not row.sometimes:
+            built = copy.builds_alone(program)
+            if not built if row.at_compile_time else built and not copy.passes(command, seconds):
+                return ""
+        built = not target or copy.builds(target)
         if row.at_compile_time or not built:
             return "" if row.at_compile_time and not built else "it builds" if built else "it does not build, see build.log"
         tries = 20 if row.sometimes else 1
-        return "" if any(not passes(command, seconds) for _ in range(tries)) else "the test passes with the fault"
-    finally:
-        for file, text in texts.items():
-            (TREE / file).write_text(text)
+        return "" if any(not copy.passes(command, seconds) for _ in range(tries)) else "the test passes with the fault"
 
 
 def replay(numbers):
@@ -240,17 +300,40 @@ def replay(numbers):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit(f"another replay works in {WORK}")
-        return replay_rows([known_rows[number] for number in numbers])
+        return replay_rows(by_program([known_rows[number] for number in numbers]))
+
+
+def by_program(some_rows):
+    """Rows of one program follow each other: it is built once without a fault."""
+    return sorted(some_rows, key=program_of)
+
+
+def part(some_rows, n, count):
+    return some_rows[n * len(some_rows) // count:(n + 1) * len(some_rows) // count]
 
 
 def replay_rows(all_rows):
-    copy_tree()
-    configure()
-    known, unnoticed = targets(), 0
-    for row in all_rows:
-        wrong = replay_row(row, known)
-        unnoticed += bool(wrong)
-        print(f"{row.number:>4}  {wrong or 'noticed'}", flush=True)
+    """Rows on as many copies of the tree as there are jobs. The first compiles what the others take from ccache."""
+    jobs = min(len(all_rows), int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", os.cpu_count())))
+    copies = [Copy(WORK / str(n)) for n in range(jobs)]
+    for copy in copies:
+        copy.refresh()
+    copies[0].builds("heed_compiled", jobs=jobs)
+
+    def replay_share(n):
+        unnoticed = 0
+        for row in part(all_rows, n, jobs):
+            begin = time.monotonic()
+            wrong = replay_row(row, copies[n])
+            if wrong and row.sometimes:
+                wrong = f"not noticed this time: {wrong}"
+            else:
+                unnoticed += bool(wrong)
+            print(f"{row.number:>4}  {wrong or 'noticed'}, {time.monotonic() - begin:.0f} s", flush=True)
+        return unnoticed
+
+    with ThreadPoolExecutor(jobs) as pool:
+        unnoticed = sum(pool.map(replay_share, range(jobs)))
     print(f"{len(all_rows) - unnoticed} faults noticed, {unnoticed} not")
     return int(bool(unnoticed))
 
@@ -261,9 +344,9 @@ def main(words):
     if len(words) > 1 and words[0] == "replay":
         return replay([int(word) for word in words[1:]])
     if len(words) == 3 and words[0] in ("draw", "share"):
-        numbers = [row.number for row in rows().values() if row.edits]
-        first, second = int(words[1]), int(words[2])
-        print(*random.Random(second).sample(numbers, first) if words[0] == "draw" else numbers[first::second])
+        replayable, first, second = [row for row in rows().values() if row.edits], int(words[1]), int(words[2])
+        chosen = random.Random(second).sample(replayable, first) if words[0] == "draw" else part(by_program(replayable), first, second)
+        print(*(row.number for row in chosen))
         return 0
     sys.exit(__doc__)
 

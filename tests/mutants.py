@@ -30,7 +30,7 @@ import faults
 
 ROOT = faults.ROOT
 WORK = ROOT / "build" / "mutants"
-TREE, BUILD = WORK / "tree", WORK / "build"
+COPY = faults.Copy(WORK)
 ROOMS = "engine", "simd", "mask", "plug"
 # Notice a third of all mutants, in seconds, and are built in minutes.
 RANDOM_CALLS = (["heed_fuzz_calls", "--count", "2000"], ["heed_fuzz_calls", "--count", "10000", "--seed", "700001"])
@@ -152,9 +152,9 @@ def plant(chosen):
         text = "\n".join(lines) + "\n"
         if file == config:
             text = text.replace("#pragma once\n", "#pragma once\n#include <heed/mutants.hpp>\n", 1)
-        if (TREE / file).read_text() != text:
-            (TREE / file).write_text(text)
-    (TREE / "include/heed/mutants.hpp").write_text(SWITCHES)
+        if (COPY.tree / file).read_text() != text:
+            (COPY.tree / file).write_text(text)
+    (COPY.tree / "include/heed/mutants.hpp").write_text(SWITCHES)
 
 
 def refused(log, chosen):
@@ -175,9 +175,7 @@ def build_with(order, count, target, left_out):
     chosen, waiting = dict(waiting[:count]), waiting[count:]
     while True:
         plant(chosen)
-        command = ["cmake", "--build", BUILD, "--target", target, "--", "-k", "0"]
-        log = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        (WORK / "build.log").write_text(log.stdout)
+        log = COPY.run(["ninja", "-k", "0", target])
         if log.returncode == 0:
             return chosen
         bad = refused(log.stdout, chosen)
@@ -193,7 +191,7 @@ def build_with(order, count, target, left_out):
 def noticed_by_random_calls(number, seconds):
     """The program that notices the mutant, or an empty text; a program may take so many seconds."""
     return next((name for name, *arguments in RANDOM_CALLS
-                 if faults.outcome([BUILD / "bin" / name, *arguments], seconds, HEED_MUTANT=str(number))[0]), "")
+                 if COPY.outcome([COPY.build / "bin" / name, *arguments], seconds, HEED_MUTANT=str(number))[0]), "")
 
 
 def seconds_of_random_calls():
@@ -205,7 +203,7 @@ def seconds_of_random_calls():
 
 
 def ctest(*words):
-    return ["ctest", "--test-dir", BUILD, "--timeout", "600", *words]
+    return ["ctest", "--test-dir", COPY.build, "--timeout", "600", *words]
 
 
 def reached_by_tests():
@@ -216,7 +214,7 @@ def reached_by_tests():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         begin = time.monotonic()
-        if faults.outcome(ctest("-R", f"^{test}$"), 3600, HEED_MUTANTS_REACHED=str(folder))[0]:
+        if COPY.outcome(ctest("-R", f"^{test}$"), 3600, HEED_MUTANTS_REACHED=str(folder))[0]:
             sys.exit(f"{test} fails with no mutant switched on")
         found[test] = time.monotonic() - begin, sorted({int(n) for file in folder.iterdir() for n in file.read_text().split()})
     return found
@@ -225,16 +223,14 @@ def reached_by_tests():
 def noticed_by_tests(number, reached):
     """The test that notices the mutant, or an empty text."""
     for test, (seconds, numbers) in sorted(reached.items(), key=lambda entry: entry[1][0]):
-        if number in numbers and faults.outcome(ctest("-R", f"^{test}$"), 60 + 10 * seconds, HEED_MUTANT=str(number))[0]:
+        if number in numbers and COPY.outcome(ctest("-R", f"^{test}$"), 60 + 10 * seconds, HEED_MUTANT=str(number))[0]:
             return test
     return ""
 
 
 def run(files, count, seed, without_effect):
     WORK.mkdir(parents=True, exist_ok=True)
-    faults.WORK, faults.TREE, faults.BUILD = WORK, TREE, BUILD
-    faults.copy_tree()
-    faults.configure()
+    COPY.refresh()
     order = drawn(files, seed)
     file = WORK / f"results_{seed}.json"
     done = json.loads(file.read_text()) if file.is_file() else {"do not compile": []}
