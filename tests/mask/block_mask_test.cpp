@@ -282,6 +282,18 @@ TEST_CASE("a union shows what either side shows, and a negation what its mask hi
         BlockMask<float>(odd | !odd, kG).bytes());
 }
 
+TEST_CASE("a union and a negation of as many keys as a row of bits has write nothing behind them") {
+  const Geometry g{1, 1, 1, 1, 2, 600, 4, 4};
+  const Mask<float> odd = visible<float>([](auto, auto, auto, auto j) { return j % 2 == 1; });
+  for (const auto& mask : {odd | causal<float>(), !odd, !(odd | causal<float>())})
+    for (const std::uint64_t behind : {std::uint64_t(0), ~std::uint64_t(0)}) {
+      std::uint64_t words[kRuleWords + 1];
+      words[kRuleWords] = behind;
+      mask.rules[0]->bind(g, "")->fill({.query = 1, .rows = 1, .keys = kRuleKeys}, words);
+      CHECK(words[kRuleWords] == behind);
+    }
+}
+
 TEST_CASE("what adds to scores is no side of a union") {
   const float numbers[4] = {};
   const Mask<float> a = causal<float>(), with_bias = bias<float>({numbers, Shape{1, 1, 1, 4}});

@@ -153,6 +153,24 @@ TEST_CASE("panels that take turns add up what one does", "[columns]") {
   }
 }
 
+TEST_CASE("sums of columns write a row for each key, and nothing behind them", "[columns]") {
+  const Laplace<float> score;
+  const ColumnsOf<Laplace<float>, float> columns(score);
+  constexpr Index W = kLanes<float>, count = 11;
+  const std::vector<float> key(std::size_t(count + 1), 1.0F);
+  std::vector<float> query(std::size_t(W), 3.0F), out(std::size_t((count + 1) * W), -5.0F);
+  ColumnPairs<float> pairs;
+  pairs.queries[0] = {query.data(), 1, W};
+  pairs.vectors = 1;
+  pairs.keys[0] = key.data();
+  pairs.strides = {1, 1};
+  pairs.count = count;
+  pairs.width = 1;
+  columns.sums(pairs, {out.data(), count, W});
+  for (Index n = 0; n < (count + 1) * W; ++n)
+    CHECK(out[std::size_t(n)] == (n < count * W ? 2.0F : -5.0F));
+}
+
 TEST_CASE("a query of a cache adds up columns of keys in any storage", "[columns]") {
   for (const Index dim : {2, 6, 34}) {
     const CachedTokens tokens(40, dim);
