@@ -182,16 +182,6 @@ TEST_CASE("features of each map are kept apart", "[key_features]") {
   check_op<float>(TwoResonances<float>{}, geometry(2, 2, 2, 90, 90, 8, 8));
 }
 
-TEST_CASE("features are kept from the first key on", "[key_features]") {
-  const Geometry g = geometry(2, 4, 2, 90, 90, 8, 8);
-  const auto call = random_call<float>(g, 0);
-  heed::KvCache<float> cache(2, 2, 8, 8, kPage);
-  for (int token = 0; token < 3; ++token) {
-    append(cache, call, 1);
-    check_same(runner_of(heed::Dar<float>{}), cache, call, 1);
-  }
-}
-
 TEST_CASE("a feature of a key is asked for once", "[key_features]") {
   Decoder<heed::OwnAttention<Counted, float>> decoder({});
   decoder.decode();

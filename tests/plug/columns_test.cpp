@@ -154,8 +154,9 @@ TEST_CASE("panels that take turns add up what one does", "[columns]") {
 }
 
 TEST_CASE("sums of columns write a row for each key, and nothing behind them", "[columns]") {
-  const Laplace<float> score;
-  const ColumnsOf<Laplace<float>, float> columns(score);
+  using Score = OwnScore<Laplace, float>;
+  const Score score;
+  const ColumnsOf<Score, float> columns(score);
   constexpr Index W = kLanes<float>, count = 11;
   const std::vector<float> key(std::size_t(count + 1), 1.0F);
   std::vector<float> query(std::size_t(W), 3.0F), out(std::size_t((count + 1) * W), -5.0F);
