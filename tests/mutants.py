@@ -83,11 +83,12 @@ def places(files):
     """Everywhere a mutant may stand."""
     found = []
     for file in files:
-        before = ""
+        before, asserts = "", False
         for number, line in enumerate((ROOT / file).read_text().splitlines()):
             last, before = before, line.split("//")[0].rstrip() or before
             code = line.split("//")[0].rstrip()
-            if last.endswith("\\") or not code.startswith("  ") or LEFT_OUT.search(code):
+            asserts = "static_assert" in code or asserts and not last.endswith(";")
+            if last.endswith("\\") or not code.startswith("  ") or asserts or LEFT_OUT.search(code):
                 continue
             for hit in PLACE.finditer(code):
                 sign, digit, indent, statement = hit.groups()
