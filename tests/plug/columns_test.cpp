@@ -74,7 +74,6 @@ struct Weighed : Fading<T> {
   std::vector<Index> factors_shape(const Geometry& g) const { return {-1, 1, g.dim_qk / 2}; }
   static constexpr auto parameters =
       std::tuple{tensor("factors", &Weighed::factors, &Weighed::factors_shape)};
-  static constexpr int weights_per_column = 1;
   static constexpr auto column_weights = &Weighed::factors;
   template <class S>
   S column(const auto& q, const auto& k, const auto& w) const {

@@ -57,14 +57,10 @@ class StreamStates {
   // The sum of each query's weights.
   [[nodiscard]] Real* sums() const { return numbers_.row(0); }
 
-  // Copies to and from arrays [number][row], of the first `count` lanes.
+  // Copies to an array [number][row], of the first `count` lanes.
   void save(Real* to, Index rows, Index count) const {
     for (Index n = 0; n < kNumbers; ++n)
       std::copy(numbers_.row(n), numbers_.row(n) + count, to + n * rows);
-  }
-  void restore(const Real* from, Index rows, Index count) const {
-    for (Index n = 0; n < kNumbers; ++n)
-      std::copy(from + n * rows, from + n * rows + count, numbers_.row(n));
   }
 
  private:
