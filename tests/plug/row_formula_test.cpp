@@ -58,7 +58,8 @@ struct Words : PlainRows {
                           0.4 * math::cos(s) + math::tanh(s) + 0.6 * math::erf(s) +
                           math::sigmoid(-s) + 0.7 * math::softplus(s) + math::pow(1 + s * s, 1.5) +
                           math::pow(n, s) + math::maximum(s, 0.1) - math::minimum(0.2, s) +
-                          math::absolute(s) + math::select(s <= 0.3, s * s, s) + (2 - s) / n;
+                          math::absolute(s) + math::select(s <= 0.3, s * s, s) + (2 - s) / n +
+                          0.8 * math::minimum(s, -0.1);
     const auto of_rows = math::exp(-n) + math::tanh(n) + math::log(n) + math::maximum(n, 1) +
                          math::select(n >= 2.0, n, n * n) - n / 3;
     return 0.0005 * of_pairs * of_rows;
