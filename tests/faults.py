@@ -127,7 +127,7 @@ class Copy:
         self.folder, self.tree, self.build = folder, folder / "tree", folder / "build"
         self.targets = set()
         self.saved = None  # while a fault is planted, the names of outputs that are kept as they were
-        self.seconds = {}  # of commands that pass without a fault
+        self.seconds = {}  # of each command without a fault; None where it fails
 
     def refresh(self):
         """Makes the copy equal to the checkout, and configures its build, with the library at -O1, which takes a third less to build; tests
@@ -240,15 +240,13 @@ class Copy:
                 return code == 0
         sys.exit(f"no test has the name that {command} asks for")
 
-    def passes_unplanted(self, command):
-        """The same, of a tree without a fault; learns how long the test takes."""
-        key = tuple(map(str, command))
-        if key not in self.seconds:
+    def seconds_of(self, command):
+        """How long the test takes in a tree without a fault; None if it fails there."""
+        if tuple(command) not in self.seconds:
             begin = time.monotonic()
-            if not self.passes(command):
-                return False
-            self.seconds[key] = time.monotonic() - begin
-        return True
+            passes = self.passes(command)
+            self.seconds[tuple(command)] = time.monotonic() - begin if passes else None
+        return self.seconds[tuple(command)]
 
 
 def program_of(row):
@@ -278,9 +276,9 @@ def replay_row(row, copy):
     target, command = command_of(row, copy)
     if target and not copy.builds(target):
         return f"{target} does not build without the fault: {copy.error()}"
-    if not copy.passes_unplanted(command):
+    if (seconds := copy.seconds_of(command)) is None:
         return "the test fails without the fault"
-    seconds = 60 + 10 * copy.seconds[tuple(map(str, command))]
+    seconds = 60 + 10 * seconds
     with copy.planted(row.edits):
         # A fault in a header is in the code of the test itself, as a rule: the libraries are built anew only where nothing notices it there.
         program = f"bin/{target}"
