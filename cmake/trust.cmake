@@ -160,6 +160,8 @@ elseif(cpuinfo MATCHES "AuthenticAMD[^:]*: 25\n")
   if(cpuinfo MATCHES " avx512f ")
     set(machine "Zen 4")
   endif()
+elseif(cpuinfo MATCHES "GenuineIntel.*: 6\nmodel[^:]*: 207\n")
+  set(machine "Emerald Rapids")
 endif()
 
 set(lanes "")

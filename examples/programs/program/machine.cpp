@@ -107,7 +107,7 @@ const char* missing_instruction_set() {
 
 std::string machine_kind(const std::string& cpuinfo) {
   const std::string vendor = field_of(cpuinfo, "vendor_id"),
-                    family = field_of(cpuinfo, "cpu family"),
+                    family = field_of(cpuinfo, "cpu family"), model = field_of(cpuinfo, "model"),
                     flags = " " + field_of(cpuinfo, "flags") + " ";
   const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
   const bool wide = has(" avx512f ");
@@ -120,7 +120,8 @@ std::string machine_kind(const std::string& cpuinfo) {
   // Zen 4 shares its family with Zen 3, which has no AVX-512.
   if (vendor == "AuthenticAMD" && family == "25") return (wide ? "Zen 4" : "Zen 3") + widest;
   if (vendor == "AuthenticAMD" && family == "26") return "Zen 5" + widest;
-  return vendor + " family " + family + " model " + field_of(cpuinfo, "model") + widest;
+  if (vendor == "GenuineIntel" && family == "6" && model == "207") return "Emerald Rapids" + widest;
+  return vendor + " family " + family + " model " + model + widest;
 }
 
 Machine this_machine() {
