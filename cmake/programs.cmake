@@ -50,8 +50,8 @@ function(heed_lend_engine source out)
 endfunction()
 
 # heed_add_test(name command...): a ctest entry with HEED_TEST_THREADS threads. It counts as one processor, since most of its
-# time goes to plain loops on one thread.
+# time goes to plain loops on one thread. Threads that wait sleep, so that another test has their processor.
 function(heed_add_test name)
   add_test(NAME ${name} COMMAND ${ARGN})
-  set_tests_properties(${name} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=${HEED_TEST_THREADS};${HEED_SANITIZER_OPTIONS}")
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=${HEED_TEST_THREADS};OMP_WAIT_POLICY=passive;${HEED_SANITIZER_OPTIONS}")
 endfunction()
