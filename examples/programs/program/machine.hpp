@@ -13,8 +13,8 @@ namespace heed_program {
 
 struct Machine {
   std::string name;  // name of the processor
-  std::string kind;  // of those that heed was measured on its class, as "Zen 5", of others vendor,
-                     // family and model; and the widest instructions
+  std::string kind;  // its class if heed was measured on one like it, such as "Zen 5", else vendor,
+                     // family and model; and its widest instructions
   std::string compiler, flags;
   int cores = 1;
 };
