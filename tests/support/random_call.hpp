@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,6 +42,18 @@ enum class Layout {
 inline constexpr Layout kLayouts[] = {Layout::dense, Layout::bthd, Layout::padded, Layout::one_off,
                                       Layout::reversed};
 
+// At least `count` normal numbers of a stream. Calls of all variants on the same sizes read the same ones, and to draw them anew
+// for each takes as long as everything else in a test.
+[[nodiscard]] inline const std::vector<double>& normal_numbers(std::uint64_t stream, Index count) {
+  constexpr std::size_t kStreams = 64;  // what is kept
+  thread_local std::map<std::uint64_t, std::vector<double>> drawn;
+  if (drawn.size() == kStreams && drawn.find(stream) == drawn.end()) drawn.clear();
+  std::vector<double>& numbers = drawn[stream];
+  const heed::CounterRandom random(kSeed, stream);
+  while (Index(numbers.size()) < count) numbers.push_back(random.normal(numbers.size()));
+  return numbers;
+}
+
 // A tensor and its memory. The memory between and around its rows holds NaN: a read there shows in
 // the results, a write is found by untouched().
 template <class T>
@@ -66,9 +79,8 @@ class Tensor {
 
   // Normal numbers of standard deviation `spread`.
   void randomise(std::uint64_t stream, double spread = 1.0) {
-    const heed::CounterRandom random(kSeed, stream);
-    std::uint64_t n = 0;
-    for_each([&](T& x) { x = T(heed::ArithmeticOf<T>(spread * random.normal(n++))); });
+    const double* next = normal_numbers(stream, size()).data();
+    for_each([&](T& x) { x = T(heed::ArithmeticOf<T>(spread * *next++)); });
   }
   // Makes each number larger or smaller by the rounding of one operation, at random.
   void nudge(std::uint64_t stream) {
