@@ -44,7 +44,7 @@ inline constexpr Layout kLayouts[] = {Layout::dense, Layout::bthd, Layout::padde
 
 // At least `count` normal numbers of a stream. Calls of all variants on the same sizes read the same ones, and to draw them anew
 // for each takes as long as everything else in a test.
-[[nodiscard]] inline const std::vector<double>& normal_numbers(std::uint64_t stream, Index count) {
+[[nodiscard]] inline const std::vector<double>& drawn_normals(std::uint64_t stream, Index count) {
   constexpr std::size_t kStreams = 64;  // what is kept
   thread_local std::map<std::uint64_t, std::vector<double>> drawn;
   if (drawn.size() == kStreams && drawn.find(stream) == drawn.end()) drawn.clear();
@@ -79,7 +79,7 @@ class Tensor {
 
   // Normal numbers of standard deviation `spread`.
   void randomise(std::uint64_t stream, double spread = 1.0) {
-    const double* next = normal_numbers(stream, size()).data();
+    const double* next = drawn_normals(stream, size()).data();
     for_each([&](T& x) { x = T(heed::ArithmeticOf<T>(spread * *next++)); });
   }
   // Makes each number larger or smaller by the rounding of one operation, at random.
