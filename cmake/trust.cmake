@@ -42,7 +42,7 @@ lane(memory PROMISE "MemorySanitizer finds nothing in 20,000 random calls (the C
              "-DHEED_FLAGS=-march=x86-64-v3 -D_GLIBCXX_EXTERN_TEMPLATE=0 -fsanitize-ignorelist=${HEED_SOURCE}/tests/fuzz/not_sanitized.txt"
      TARGETS heed_fuzz_calls TIMES 10 RUN "{build}/bin/heed_fuzz_calls" --count 2000 --seed {n}00001)
 
-lane(coverage PROMISE "the portable tests and those of MPI run 98 % of the lines and 90 % of the branches of include/heed" NEEDS "2 hours, clang and llvm"
+lane(coverage PROMISE "the portable tests and those of MPI run 98 % of the lines and 90 % of the branches of include/heed" NEEDS "an hour, clang and llvm"
      OPTIONS -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DHEED_C_LEVELS=x86-64-v3 -DHEED_BUILD_TORCH=OFF -DHEED_BUILD_BENCH=OFF
              "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping" -DHEED_FLAGS=-O1
      TARGETS heed_portable heed_c_library_test heed_c_program heed_ranks_test heed_mpi_ranks
