@@ -68,17 +68,18 @@ void require_direction(const Op& op, const Op& direction, const std::string& whe
   });
 }
 
-// A score over dual packs, for its transform; nothing for scores without one.
-template <class Score, class Real>
-struct LiftedForTransform {
-  struct Nothing {
-    using Type = Nothing;
-  };
-  using Type = typename std::conditional_t<Score::has_transform, Rebind<Score, DualPack<Real>>,
-                                           Nothing>::Type;
+// A part over dual numbers where it is wanted, else nothing. As a member its type is made in the file that makes the call:
+// g++ warns of one out of an anonymous namespace that a virtual function makes first.
+template <bool wanted, class Part, class Number>
+struct LiftedPart {
+  struct Type {};
 };
+template <class Part, class Number>
+struct LiftedPart<true, Part, Number> : Rebind<Part, Number> {};
+template <bool wanted, class Part, class Number = DualNumber>
+using Lifted = typename LiftedPart<wanted, Part, Number>::Type;
 template <class Score, class Real>
-using TransformScore = typename LiftedForTransform<Score, Real>::Type;
+using TransformScore = Lifted<Score::has_transform, Score, DualPack<Real>>;
 
 // Takes what a feature's vjp adds to the gradient of its row times the row's tangent.
 template <class Real>
@@ -190,6 +191,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
   ScoreJvpsOf(const Score& score, const Score& direction)
       : score_(score), direction_(direction), columns_(direction) {
     if constexpr (Score::numbers_per_column > 0) this->columns = &columns_;
+    if constexpr (Score::has_table) lifted_ = dual_part(score, direction);
     if constexpr (Score::has_transform) {
       transform_ = dual_part<DualPack<Real>>(score, direction);
       transform_moves_ = moves(direction);
@@ -208,7 +210,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
                      [[maybe_unused]] Real* out) const override {
     if constexpr (Score::has_table) {
       std::vector<DualNumber> table(std::size_t(score_.table_size() * dim), DualNumber(0));
-      dual_part(score_, direction_).prepare_table(h, dim, table.data());
+      lifted_.prepare_table(h, dim, table.data());
       for (const DualNumber& entry : table) *out++ = Real(entry.grad[0]);
     }
   }
@@ -314,6 +316,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
 
   const Score &score_, &direction_;
   [[no_unique_address]] AnyColumns<Score, Real> columns_;
+  Lifted<Score::has_table, Score> lifted_;
   TransformScore<Score, Real> transform_;
   bool transform_moves_ = false;
   struct Nothing {};
@@ -431,11 +434,6 @@ class RowJvpsOf final : public NormaliserJvps<Real> {
  private:
   static constexpr bool kByHand = HasRowJvp<Normaliser, Real>;
   static constexpr std::size_t kMaps = std::size_t(Normaliser::maps);
-  struct Nothing {
-    using Type = Nothing;
-  };
-  using Lifted =
-      typename std::conditional_t<kByHand, Nothing, Rebind<Normaliser, DualNumber>>::Type;
 
   // Lane i: a row of scores becomes one of weights, and likewise their tangents, by dual numbers.
   void weigh_row(RowBlock<Real>& block, const RowTangents<Real>& tangents, Index i) const {
@@ -497,7 +495,7 @@ class RowJvpsOf final : public NormaliserJvps<Real> {
   }
 
   const Normaliser &normaliser_, &direction_;
-  Lifted lifted_;
+  Lifted<!kByHand, Normaliser> lifted_;
 };
 
 template <class Op>
