@@ -47,7 +47,7 @@ inline constexpr Layout kLayouts[] = {Layout::dense, Layout::bthd, Layout::padde
 [[nodiscard]] inline const std::vector<double>& drawn_normals(std::uint64_t stream, Index count) {
   constexpr std::size_t kStreams = 64;  // what is kept
   thread_local std::map<std::uint64_t, std::vector<double>> drawn;
-  if (drawn.size() == kStreams && drawn.find(stream) == drawn.end()) drawn.clear();
+  if (drawn.size() == kStreams && !drawn.contains(stream)) drawn.clear();
   std::vector<double>& numbers = drawn[stream];
   const heed::CounterRandom random(kSeed, stream);
   while (Index(numbers.size()) < count) numbers.push_back(random.normal(numbers.size()));
