@@ -32,7 +32,7 @@ BUDGETS = {
     "lines behind one op beside heed::engine": 11440,
     "files behind heed/attention.hpp": 143,
     "lines behind heed/attention.hpp": 24249,
-    "lines of all headers": 52012,
+    "lines of all headers": 52044,
     "lines of README.md": 150,
 }
 

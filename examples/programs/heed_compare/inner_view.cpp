@@ -89,7 +89,7 @@ ResonanceMaps dar_maps(const Settings& settings, const std::string& text, Index 
   maps.weights = reference::forward(op, problem, with_weights()).weights;
   maps.weights.resize(std::size_t(len * len));  // the first head
   const heed::BoundMask<double> mask(problem.mask, problem.geometry, "heed_compare");
-  reference::MapScores<Op> scores(op, problem, mask, 0, 0, 0);
+  reference::MapScores scores(op, problem, mask, 0, 0, 0);
   for (Index i = 0; i < len; ++i) {
     scores.take_query(i);
     for (Index j = 0; j < len; ++j) {

@@ -264,10 +264,9 @@ template <class Real, class A, class B>
 
 }  // namespace math
 
-// The dot product of two strided runs of n numbers as one node; strides in elements.
-template <class Real>
-[[nodiscard]] Var<Real> dot(const Var<Real>* a, Index stride_a, const Var<Real>* b, Index stride_b,
-                            Index n) {
+// The dot product of two strided runs of n numbers, one node of variables; strides in elements.
+template <class S>
+[[nodiscard]] S dot(const S* a, Index stride_a, const S* b, Index stride_b, Index n) {
   return math::dot_product(
       n, [=](Index i) { return a[i * stride_a]; }, [=](Index i) { return b[i * stride_b]; });
 }

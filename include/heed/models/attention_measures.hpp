@@ -119,7 +119,7 @@ void measure_pairs(const Op& op, const reference::Problem<double>& problem,
     double pairs = 0;
     for (Index b = 0; b < g.batch; ++b)
       for (Index h = 0; h < g.heads; ++h) {
-        reference::MapScores<Op> scores(op, problem, mask, b, h, 0);
+        reference::MapScores scores(op, problem, mask, b, h, 0);
         for (Index i = 0; i < g.len_q; ++i) {
           if (!chosen(b, i)) continue;
           scores.take_query(i);
@@ -161,7 +161,7 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, const Chose
   if constexpr (Op::ReadoutType::gates) {
     const std::vector<double> ones(std::size_t(p.geometry.query_rows() * p.geometry.dim_v), 1.0);
     ReadoutContext<double> context{p.geometry, ones, p.query, p.key, p.value, p.extra, {}, {}};
-    context.query_inputs = reference::readout_inputs<Op>(p);
+    context.query_inputs = reference::query_columns(p, InputColumns<Op>::readout_query);
     op.read_out_reference(context);
     const Geometry& g = p.geometry;
     double sum = 0, numbers = 0;
@@ -246,7 +246,7 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
     std::set<std::pair<Index, Index>> used;  // head, prototype
     for (Index b = 0; b < g.batch; ++b)
       for (Index h = 0; h < g.heads; ++h) {
-        reference::MapScores<Op> scores(op, problem, mask, b, h, 0);
+        reference::MapScores scores(op, problem, mask, b, h, 0);
         scores.take_query(0);
         for (Index j = 0; j < g.len_kv; ++j)
           if (chosen(b, j)) used.emplace(h, Index(scores.pair(j).key[0]));

@@ -62,34 +62,53 @@ struct Request {
 
 namespace detail {
 
-// One forward pass; each member function is a step of it.
-template <class Op>
-class Forward {
-  using S = typename Op::Scalar;
-  static constexpr int maps = Op::NormaliserType::maps;
-
+// What a forward pass does and keeps whatever the op, which Forward knows.
+template <class S>
+class Pass {
  public:
-  Forward(const Op& op, const Problem<S>& problem, const Request& request)
-      : op_(op),
-        problem_(problem),
+  Pass(const Problem<S>& problem, const Request& request, int maps)
+      : problem_(problem),
         g_(problem.geometry),
         request_(request),
         own_mask_(mask_of(problem)),
         mask_(own_mask_, problem.geometry, "reference::forward"),
         values_(problem.value) {
-    if constexpr (heed::detail::maps_values<typename Op::ReadoutType>)
-      for (S& value : values_) value = op.readout.value(S(value));
     require(problem.dropout.valid(), "reference::forward: dropout.rate is ", problem.dropout.rate,
             ", it must be in [0, 1)");
+    allocate(std::size_t(maps));
   }
 
-  [[nodiscard]] Result<S> run() {
-    allocate();
-    for (Index b = 0; b < g_.batch; ++b)
-      for (Index h = 0; h < g_.heads; ++h) head(b, h);
-    read_out();
-    return std::move(result_);
+ protected:
+  // A row, its keys with those of the op behind the sequence's, and the values of the op's.
+  struct RowKeys {
+    Index b, h, i;
+    std::vector<Index> keys;
+    std::vector<S> learnt_values = {};
+  };
+
+  // Drops weights of a row, mixes its values, and keeps the requested numbers. The terms are those of error_scale.
+  void note_row(const RowKeys& at, const std::vector<std::vector<S>>& scores,
+                std::vector<S> weights, std::vector<double> terms) {
+    const std::vector<Index>& keys = at.keys;
+    require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
+            weights.size(), " weights for ", keys.size(), " keys");
+    drop(at, weights);
+    drop(at, terms);
+    const Index row = g_.row_index(at.b, at.h, at.i);
+    mix(at, weights, result_.mixed.data() + row * g_.dim_v);
+    for (std::size_t m = 0; m < scores.size() && request_.scores; ++m)
+      scatter(scores[m], keys, row, result_.scores[m]);
+    if (request_.weights) scatter(weights, keys, row, result_.weights);
+    if (request_.error_scale) note_values(at, terms, row);
   }
+
+  const Problem<S>& problem_;
+  Geometry g_;
+  Request request_;
+  Mask<double> own_mask_;
+  BoundMask<double> mask_;
+  std::vector<S> values_;  // as the readout transforms them
+  Result<S> result_;
 
  private:
   // The problem's mask, without its bias if the problem has a bias of its own.
@@ -99,109 +118,137 @@ class Forward {
     return mask;
   }
 
-  void allocate() {
+  void allocate(std::size_t maps) {
     const auto rows = std::size_t(g_.query_rows());
     const auto pairs = rows * std::size_t(g_.len_kv);
     const S zero = math::constant<S>(0);
     const S hidden = math::constant<S>(-std::numeric_limits<double>::infinity());
     result_.mixed.assign(rows * std::size_t(g_.dim_v), zero);
-    result_.lse.assign(std::size_t(maps), std::vector<S>(rows, hidden));
+    result_.lse.assign(maps, std::vector<S>(rows, hidden));
     if (request_.weights) result_.weights.assign(pairs, zero);
-    if (request_.scores) result_.scores.assign(std::size_t(maps), std::vector<S>(pairs, hidden));
+    if (request_.scores) result_.scores.assign(maps, std::vector<S>(pairs, hidden));
     if (!request_.error_scale) return;
     result_.error_scale.s_row.assign(rows, 0.0);
     result_.error_scale.weighted_abs_value.assign(rows * std::size_t(g_.dim_v), 0.0);
   }
 
+  // numbers[n] <- keep ? numbers[n] / (1 - rate) : 0 for the row's pair with keys[n].
+  template <class Number>
+  void drop(const RowKeys& at, std::vector<Number>& numbers) const {
+    const Dropout& dropout = problem_.dropout;
+    if (dropout.rate == 0) return;
+    const std::uint64_t row_key = dropout.row_keys(at.b, at.h).bits(std::uint64_t(at.i));
+    const Number factor = math::constant<Number>(1 / (1 - dropout.rate));
+    for (std::size_t n = 0; n < numbers.size(); ++n)
+      numbers[n] = keeps(dropout.rate, row_key, at.keys[n]) ? Number(numbers[n] * factor)
+                                                            : math::constant<Number>(0);
+  }
+
+  [[nodiscard]] const S* value(const RowKeys& at, std::size_t n) const {
+    const Index j = at.keys[n];
+    if (j >= g_.len_kv) return at.learnt_values.data() + (j - g_.len_kv) * g_.dim_v;
+    return values_.data() + ((at.b * g_.kv_heads + g_.kv_head(at.h)) * g_.len_kv + j) * g_.dim_v;
+  }
+
+  // mixed[c] = sum_n weight_n value(n)[c]
+  void mix(const RowKeys& at, const std::vector<S>& weights, S* mixed) const {
+    for (Index c = 0; c < g_.dim_v; ++c)
+      mixed[c] = math::dot_product(
+          Index(at.keys.size()), [&](Index n) { return weights[std::size_t(n)]; },
+          [&](Index n) { return value(at, std::size_t(n))[c]; });
+  }
+
+  void note_values(const RowKeys& at, const std::vector<double>& terms, Index row) {
+    for (std::size_t n = 0; n < at.keys.size(); ++n)
+      for (Index c = 0; c < g_.dim_v; ++c)
+        result_.error_scale.weighted_abs_value[std::size_t(row * g_.dim_v + c)] +=
+            terms[n] * std::abs(double(math::value_of(value(at, n)[c])));
+  }
+
+  void scatter(const std::vector<S>& visible, const std::vector<Index>& keys, Index row,
+               std::vector<S>& dense) {
+    for (std::size_t n = 0; n < keys.size() && keys[n] < g_.len_kv; ++n)
+      dense[std::size_t(row * g_.len_kv + keys[n])] = visible[n];
+  }
+};
+
+// One forward pass; each member function is a step of it.
+template <class Op>
+class Forward : Pass<typename Op::Scalar> {
+  using S = typename Op::Scalar;
+  using Scores = MapScores<typename Op::ScoreType, S>;
+  using typename Pass<S>::RowKeys;
+  using Pass<S>::problem_, Pass<S>::g_, Pass<S>::request_, Pass<S>::mask_, Pass<S>::values_,
+      Pass<S>::result_;
+  static constexpr int maps = Op::NormaliserType::maps;
+
+ public:
+  Forward(const Op& op, const Problem<S>& problem, const Request& request)
+      : Pass<S>(problem, request, maps), op_(op) {
+    if constexpr (heed::detail::maps_values<typename Op::ReadoutType>)
+      for (S& value : values_) value = op.readout.value(S(value));
+  }
+
+  [[nodiscard]] Result<S> run() {
+    for (Index b = 0; b < g_.batch; ++b)
+      for (Index h = 0; h < g_.heads; ++h) head(b, h);
+    read_out();
+    return std::move(result_);
+  }
+
+ private:
   void head(Index b, Index h) {
-    std::vector<MapScores<Op>> scores;
+    const HeadPairs<S> pairs(problem_, mask_, b, h);
+    std::vector<Scores> scores;
     for (int m = 0; m < maps; ++m) scores.emplace_back(op_, problem_, mask_, b, h, m);
     for (Index i = 0; i < g_.len_q; ++i) {
-      const std::vector<Index> keys = visible_keys(b, h, i);
-      if (keys.empty() && !sees_learnt_keys()) {
-        note_lse(long_hand_row(b, h, i, keys, std::vector<std::vector<S>>(std::size_t(maps))),
-                 g_.row_index(b, h, i));
+      RowKeys at{b, h, i, pairs.visible_keys(i)};
+      if (at.keys.empty() && !sees_learnt_keys()) {
+        note_lse(at, long_hand_row(at, std::vector<std::vector<S>>(std::size_t(maps))));
         continue;
       }
       std::vector<std::vector<S>> rows;
-      for (MapScores<Op>& score : scores) {
+      for (Scores& score : scores) {
         score.take_query(i);
         auto& row = rows.emplace_back();
-        for (const Index j : keys) row.push_back(score(j));
-        if (request_.error_scale) note_logits(score, keys, g_.row_index(b, h, i));
+        for (const Index j : at.keys) row.push_back(score(j));
+        if (request_.error_scale) note_logits(score, at);
       }
-      row_of(b, h, i, keys, rows);
+      if constexpr (has_learnt_keys<typename Op::NormaliserType>)
+        if (sees_learnt_keys()) add_learnt_keys(at, rows);
+      weigh(at, rows);
     }
   }
 
-  [[nodiscard]] std::vector<Index> visible_keys(Index b, Index h, Index i) const {
-    std::vector<Index> keys;
-    for (Index j = 0; j < g_.len_kv; ++j)
-      if (mask_.visible(b, h, i, j) && !hidden_by_bias(b, h, i, j)) keys.push_back(j);
-    return keys;
-  }
-
-  [[nodiscard]] bool hidden_by_bias(Index b, Index h, Index i, Index j) const {
-    if (problem_.bias.empty()) return false;
-    const Index at = broadcast_row_begin(problem_.bias_shape, b, h, i) + j;
-    const double bias = double(math::value_of(problem_.bias[std::size_t(at)]));
-    return bias == -std::numeric_limits<double>::infinity();
-  }
-
-  // Computes the weights and mixed values of one row, and keeps the requested numbers.
-  void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
-              const std::vector<std::vector<S>>& rows) {
-    if constexpr (has_learnt_keys<typename Op::NormaliserType>)
-      if (sees_learnt_keys()) return with_learnt_keys(b, h, i, keys, rows);
-    row_of(b, h, i, keys, rows, {});
-  }
   [[nodiscard]] bool sees_learnt_keys() const {
     return has_learnt_keys<typename Op::NormaliserType> && mask_.has_first_key();
   }
-  // The same with keys that belong to the op, behind those of the sequence.
-  void with_learnt_keys(Index b, Index h, Index i, std::vector<Index> keys,
-                        std::vector<std::vector<S>> rows) {
+  // Adds keys that belong to the op, behind those of the sequence.
+  void add_learnt_keys(RowKeys& at, std::vector<std::vector<S>>& rows) {
     const auto learnt = heed::detail::learnt_of<S>(op_.normaliser);
-    const auto of = learnt.of_head(h);
-    const S* query = problem_.query.data() + g_.row_index(b, h, i) * g_.dim_qk;
+    const auto of = learnt.of_head(at.h);
+    const S* query = problem_.query.data() + g_.row_index(at.b, at.h, at.i) * g_.dim_qk;
     const S scale = math::constant<S>(problem_.scale.value_or(1 / std::sqrt(double(g_.dim_qk))));
-    std::vector<S> values(std::size_t(learnt.count * g_.dim_v), math::constant<S>(0));
-    if (of.values) std::copy_n(of.values, values.size(), values.begin());
+    at.learnt_values.assign(std::size_t(learnt.count * g_.dim_v), math::constant<S>(0));
+    if (of.values) std::copy_n(of.values, at.learnt_values.size(), at.learnt_values.begin());
     for (Index r = 0; r < learnt.count; ++r) {
-      keys.push_back(g_.len_kv + r);
-      rows[0].push_back(S(scale * math::dot_product(
-                                      g_.dim_qk, [&](Index c) { return query[c]; },
-                                      [&](Index c) { return of.keys[r * g_.dim_qk + c]; })));
+      at.keys.push_back(g_.len_kv + r);
+      rows[0].push_back(S(scale * dot(query, 1, of.keys + r * g_.dim_qk, 1, g_.dim_qk)));
     }
-    row_of(b, h, i, keys, rows, values);
   }
-  void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
-              const std::vector<std::vector<S>>& rows, const std::vector<S>& learnt_values) {
-    const Index row = g_.row_index(b, h, i);
-    const LongHandRow<S> of = long_hand_row(b, h, i, keys, rows);
+  // Computes the weights and mixed values of one row, and keeps the requested numbers.
+  void weigh(const RowKeys& at, const std::vector<std::vector<S>>& rows) {
+    const LongHandRow<S> of = long_hand_row(at, rows);
     std::vector<S> weights = long_hand_weights(op_.normaliser, of);
-    require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
-            weights.size(), " weights for ", keys.size(), " keys");
     std::vector<double> terms;
-    if (request_.error_scale) terms = weight_terms(weights, rows);
-    drop(b, h, i, keys, weights);
-    drop(b, h, i, keys, terms);
-    const S* own = values_.data() + value_begin(b, g_.kv_head(h));
-    const auto value = [&](Index j) {
-      return j < g_.len_kv ? own + j * g_.dim_v : learnt_values.data() + (j - g_.len_kv) * g_.dim_v;
-    };
-    mix(weights, keys, value, result_.mixed.data() + row * g_.dim_v);
-    for (std::size_t m = 0; m < rows.size(); ++m) {
-      if (request_.scores) scatter(rows[m], keys, row, result_.scores[m]);
-    }
-    note_lse(of, row);
-    if (request_.weights) scatter(weights, keys, row, result_.weights);
-    if (request_.error_scale) note_values(terms, keys, value, row);
+    if (request_.error_scale) terms = op_.normaliser.weight_terms(rows, weights);
+    this->note_row(at, rows, std::move(weights), std::move(terms));
+    note_lse(at, of);
   }
 
-  [[nodiscard]] LongHandRow<S> long_hand_row(Index b, Index h, Index i,
-                                             const std::vector<Index>& keys,
+  [[nodiscard]] LongHandRow<S> long_hand_row(const RowKeys& at,
                                              const std::vector<std::vector<S>>& rows) const {
+    const auto& [b, h, i, keys, learnt_values] = at;
     LongHandRow<S> of{rows, keys, h, g_.query_position(i), math::constant<S>(0), {}};
     const Index row = g_.row_index(b, h, i);
     if constexpr (Op::NormaliserType::uses_extra) of.extra = problem_.extra[std::size_t(row)];
@@ -218,61 +265,15 @@ class Forward {
                                         keys[n], Columns::normaliser_key));
     return of;
   }
-  void note_lse(const LongHandRow<S>& of, Index row) {
+  void note_lse(const RowKeys& at, const LongHandRow<S>& of) {
+    const auto row = std::size_t(g_.row_index(at.b, at.h, at.i));
     for (std::size_t m = 0; m < of.scores.size(); ++m)
-      result_.lse[m][std::size_t(row)] = op_.normaliser.reference_lse(of, m);
+      result_.lse[m][row] = op_.normaliser.reference_lse(of, m);
   }
 
-  // numbers[n] <- keep ? numbers[n] / (1 - rate) : 0 for the pairs of a query with keys[n].
-  template <class Number>
-  void drop(Index b, Index h, Index i, const std::vector<Index>& keys,
-            std::vector<Number>& numbers) const {
-    const Dropout& dropout = problem_.dropout;
-    if (dropout.rate == 0) return;
-    const std::uint64_t row_key = dropout.row_keys(b, h).bits(std::uint64_t(i));
-    const Number factor = math::constant<Number>(1 / (1 - dropout.rate));
-    for (std::size_t n = 0; n < numbers.size(); ++n)
-      numbers[n] = keeps(dropout.rate, row_key, keys[n]) ? Number(numbers[n] * factor)
-                                                         : math::constant<Number>(0);
-  }
-
-  [[nodiscard]] Index value_begin(Index b, Index kv_head) const {
-    return (b * g_.kv_heads + kv_head) * g_.len_kv * g_.dim_v;
-  }
-
-  // mixed[c] = sum_j weight_j value(j)[c]
-  template <class Value>
-  void mix(const std::vector<S>& weights, const std::vector<Index>& keys, const Value& value,
-           S* mixed) const {
-    for (Index c = 0; c < g_.dim_v; ++c)
-      mixed[c] = math::dot_product(
-          Index(keys.size()), [&](Index n) { return weights[std::size_t(n)]; },
-          [&](Index n) { return value(keys[std::size_t(n)])[c]; });
-  }
-
-  void note_logits(MapScores<Op>& score, const std::vector<Index>& keys, Index row) {
-    double& largest = result_.error_scale.s_row[std::size_t(row)];
-    for (const Index j : keys) largest = std::max(largest, score.absolute_logit(j));
-  }
-
-  template <class Value>
-  void note_values(const std::vector<double>& terms, const std::vector<Index>& keys,
-                   const Value& value, Index row) {
-    for (std::size_t n = 0; n < keys.size(); ++n)
-      for (Index c = 0; c < g_.dim_v; ++c)
-        result_.error_scale.weighted_abs_value[std::size_t(row * g_.dim_v + c)] +=
-            terms[n] * std::abs(double(math::value_of(value(keys[n])[c])));
-  }
-
-  [[nodiscard]] std::vector<double> weight_terms(const std::vector<S>& weights,
-                                                 const std::vector<std::vector<S>>& rows) const {
-    return op_.normaliser.weight_terms(rows, weights);
-  }
-
-  void scatter(const std::vector<S>& visible, const std::vector<Index>& keys, Index row,
-               std::vector<S>& dense) {
-    for (std::size_t n = 0; n < keys.size() && keys[n] < g_.len_kv; ++n)
-      dense[std::size_t(row * g_.len_kv + keys[n])] = visible[n];
+  void note_logits(Scores& score, const RowKeys& at) {
+    double& largest = result_.error_scale.s_row[std::size_t(g_.row_index(at.b, at.h, at.i))];
+    for (const Index j : at.keys) largest = std::max(largest, score.absolute_logit(j));
   }
 
   void read_out() {
@@ -285,7 +286,7 @@ class Forward {
                               problem_.extra,
                               result_.lse,
                               {},
-                              readout_inputs<Op>(problem_)};
+                              query_columns(problem_, InputColumns<Op>::readout_query)};
     context.diagnostics.assign(reports, std::vector<double>(std::size_t(g_.query_rows())));
     op_.read_out_reference(context);
     result_.out = std::move(context.out);
@@ -294,13 +295,6 @@ class Forward {
   }
 
   const Op& op_;
-  const Problem<S>& problem_;
-  Geometry g_;
-  Request request_;
-  Mask<double> own_mask_;
-  BoundMask<double> mask_;
-  std::vector<S> values_;  // as the readout transforms them
-  Result<S> result_;
 };
 
 }  // namespace detail
@@ -352,7 +346,7 @@ template <class Op>
                                                   const Problem<typename Op::Scalar>& problem,
                                                   const Request& request = {}) {
   static_assert(check_long_hand<Op>());
-  require_sizes(op, problem, "reference::forward");
+  require_sizes(sizes_of(op, problem.geometry), problem, "reference::forward");
   if constexpr (std::floating_point<typename Op::Scalar>)
     op.validate(problem.geometry, "reference::forward");
   return detail::Forward<Op>(op, problem, request).run();
@@ -374,6 +368,15 @@ template <class Real>
 void record(Tape<Real>& tape, Var<Real>* numbers, Index count) {
   for (Index i = 0; i < count; ++i) numbers[i] = tape.variable(numbers[i].value);
 }
+// The problem with its numbers as variables of the tape.
+template <class Real>
+[[nodiscard]] Problem<Var<Real>> record(Tape<Real>& tape, const Problem<Real>& problem) {
+  Problem<Var<Real>> taped = cast_problem<Var<Real>>(problem);
+  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias,
+                       &taped.query_inputs, &taped.key_inputs})
+    record(tape, tensor->data(), Index(tensor->size()));
+  return taped;
+}
 
 template <class Real>
 [[nodiscard]] std::vector<Real> read(const std::vector<Real>& adjoint, const Var<Real>* numbers,
@@ -381,6 +384,29 @@ template <class Real>
   std::vector<Real> gradient;
   for (Index i = 0; i < count; ++i) gradient.push_back(adjoint[std::size_t(numbers[i].index)]);
   return gradient;
+}
+
+// sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps)
+template <class Real>
+[[nodiscard]] Var<Real> loss_of(const Result<Var<Real>>& result, const std::vector<Real>& grad_out,
+                                const std::vector<Real>& grad_lse,
+                                const std::vector<Real>& grad_steps) {
+  const std::vector<Var<Real>>& out = result.out;
+  Var<Real> loss = math::dot_product(
+      Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
+      [&](Index n) { return Var<Real>(grad_out[std::size_t(n)]); });
+  // grad_lse is (batch, heads, len_q, maps); the lse of a row that sees no key is constant.
+  const std::size_t maps = result.lse.size();
+  for (std::size_t n = 0; n < grad_lse.size(); ++n) {
+    const Var<Real>& lse = result.lse[n % maps][n / maps];
+    if (std::isfinite(lse.value)) loss += lse * Var<Real>(grad_lse[n]);
+  }
+  require(grad_steps.empty() || grad_steps.size() == result.steps.size(),
+          "reference::gradients: grad_steps has ", grad_steps.size(), " numbers, steps has ",
+          result.steps.size());
+  for (std::size_t n = 0; n < grad_steps.size(); ++n)
+    loss += result.steps[n] * Var<Real>(grad_steps[n]);
+  return loss;
 }
 
 // The gradients of the parameters of `taped`, as an op like `op`.
@@ -415,32 +441,13 @@ template <class Op>
   op.validate(g, "reference::gradients");
 
   Tape<Real> tape;
-  Problem<Var<Real>> taped = cast_problem<Var<Real>>(problem);
-  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias,
-                       &taped.query_inputs, &taped.key_inputs})
-    detail::record(tape, tensor->data(), Index(tensor->size()));
+  Problem<Var<Real>> taped = detail::record(tape, problem);
   auto taped_op = cast_whole_op<Var<Real>>(op);
   taped_op.visit(
       [&](const char*, Param<Var<Real>>& p) { detail::record(tape, p.data(), p.size()); });
 
-  const Result<Var<Real>> result = reference::forward(taped_op, taped);
-  const std::vector<Var<Real>>& out = result.out;
-  Var<Real> loss = math::dot_product(
-      Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
-      [&](Index n) { return Var<Real>(grad_out[std::size_t(n)]); });
-  // grad_lse is (batch, heads, len_q, maps); the lse of a row that sees no key is constant.
-  const std::size_t maps = result.lse.size();
-  for (std::size_t n = 0; n < grad_lse.size(); ++n) {
-    const Var<Real>& lse = result.lse[n % maps][n / maps];
-    if (std::isfinite(lse.value)) loss += lse * Var<Real>(grad_lse[n]);
-  }
-  require(grad_steps.empty() || grad_steps.size() == result.steps.size(),
-          "reference::gradients: grad_steps has ", grad_steps.size(), " numbers, steps has ",
-          result.steps.size());
-  for (std::size_t n = 0; n < grad_steps.size(); ++n)
-    loss += result.steps[n] * Var<Real>(grad_steps[n]);
-
-  const std::vector<Real> adjoint = tape.gradient(loss);
+  const std::vector<Real> adjoint = tape.gradient(
+      detail::loss_of(reference::forward(taped_op, taped), grad_out, grad_lse, grad_steps));
   const auto read = [&](const std::vector<Var<Real>>& tensor) {
     return detail::read(adjoint, tensor.data(), Index(tensor.size()));
   };

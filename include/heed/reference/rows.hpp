@@ -7,6 +7,7 @@
 //   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
 //   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
 
+#include <heed/autodiff/tape.hpp>
 #include <heed/core/dropout.hpp>
 #include <heed/core/scalar.hpp>
 #include <heed/mask/bound_mask.hpp>
@@ -20,6 +21,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace heed {
@@ -101,9 +103,21 @@ void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
         for (Index j = 0; j < s.dim; ++j) problem.bias.push_back(S(mask.bias(b, h, i, j)));
 }
 
+// What an op asks of the sizes of a problem.
+struct OpSizes {
+  Index query_heads, extra_dim;
+  Index query_inputs, key_inputs;  // columns
+  bool sums_inputs;
+};
+template <class Op>
+[[nodiscard]] OpSizes sizes_of(const Op& op, const Geometry& g) {
+  return {op.normaliser.query_heads(g.heads), op.extra_dim(g), InputColumns<Op>::query,
+          InputColumns<Op>::key, sums_inputs<typename Op::ScoreType>};
+}
+
 // Throws unless the sizes of all tensors agree with the geometry and the op.
-template <class Op, class S>
-void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
+template <class S>
+void require_sizes(const OpSizes& op, const Problem<S>& problem, const char* where) {
   const Geometry& g = problem.geometry;
   require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
           ": an extent of the geometry is negative");
@@ -113,9 +127,8 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
           ", it must not be negative");
   const bool divides = g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0);
   require(divides, where, ": kv_heads is ", g.kv_heads, ", it must divide heads, ", g.heads);
-  const Index query_heads = op.normaliser.query_heads(g.heads);
-  require(g.query_heads == query_heads, where, ": query_heads is ", g.query_heads,
-          ", the op needs ", query_heads);
+  require(g.query_heads == op.query_heads, where, ": query_heads is ", g.query_heads,
+          ", the op needs ", op.query_heads);
   const auto check = [where](const std::vector<S>& tensor, const Shape& shape, const char* name) {
     require(Index(tensor.size()) == element_count(shape, where), where, ": ", name, " has ",
             tensor.size(), " numbers, its shape is ", shape);
@@ -123,7 +136,7 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   check(problem.query, {g.batch, g.query_heads, g.len_q, g.dim_qk}, "query");
   check(problem.key, {g.batch, g.kv_heads, g.len_kv, g.dim_qk}, "key");
   check(problem.value, {g.batch, g.kv_heads, g.len_kv, g.dim_v}, "value");
-  check(problem.extra, {g.batch, g.heads, g.len_q, op.extra_dim(g)}, "extra");
+  check(problem.extra, {g.batch, g.heads, g.len_q, op.extra_dim}, "extra");
   check(problem.bias, problem.bias_shape, "bias");
   const auto check_inputs = [&](const std::vector<S>& inputs, const Shape& shape, Index len,
                                 Index count, const char* name) {
@@ -134,11 +147,10 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
             ", the op reads ", Shape{g.batch, g.heads, len, count}, ", or of 1 or ", g.kv_heads,
             " heads");
   };
-  check_inputs(problem.query_inputs, problem.query_inputs_shape, g.len_q, InputColumns<Op>::query,
+  check_inputs(problem.query_inputs, problem.query_inputs_shape, g.len_q, op.query_inputs,
                "query_inputs");
-  check_inputs(problem.key_inputs, problem.key_inputs_shape, g.len_kv, InputColumns<Op>::key,
-               "key_inputs");
-  require(!sums_inputs<typename Op::ScoreType> || g.query_position(g.len_q) <= g.len_kv, where,
+  check_inputs(problem.key_inputs, problem.key_inputs_shape, g.len_kv, op.key_inputs, "key_inputs");
+  require(!op.sums_inputs || g.query_position(g.len_q) <= g.len_kv, where,
           ": sums over tokens are read at those of the queries; first_query is ", g.first_query,
           ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
   if (!problem.bias.empty()) require_mask_shape(problem.bias_shape, g, "bias", where);
@@ -175,10 +187,9 @@ template <class S>
   const S* first = inputs_of(inputs, s, g, b, h, t) + columns.first;
   return {first, first + columns.count};
 }
-// The numbers of the queries' tokens that the readout reads, (batch, heads, len_q, n).
-template <class Op, class S>
-[[nodiscard]] std::vector<S> readout_inputs(const Problem<S>& problem) {
-  constexpr ColumnRange columns = InputColumns<Op>::readout_query;
+// Columns of the numbers of all queries' tokens, (batch, heads, len_q, columns.count).
+template <class S>
+[[nodiscard]] std::vector<S> query_columns(const Problem<S>& problem, const ColumnRange& columns) {
   const Geometry& g = problem.geometry;
   std::vector<S> all;
   for (Index b = 0; b < g.batch && columns.count > 0; ++b)
@@ -204,9 +215,10 @@ struct Row {
   [[nodiscard]] Index dim() const { return width; }
   [[nodiscard]] Index rank() const { return Index(by_projection.size()); }
   [[nodiscard]] Index table_rows() const { return Index(by_table.size()); }
-  [[nodiscard]] S x(Index c) const {
-    return transformed.empty() ? first[c] : transformed[std::size_t(c)];
+  [[nodiscard]] const S* numbers() const {
+    return transformed.empty() ? first : transformed.data();
   }
+  [[nodiscard]] S x(Index c) const { return numbers()[c]; }
   [[nodiscard]] S projected(Index c) const { return by_projection[std::size_t(c)]; }
   [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
@@ -227,12 +239,56 @@ struct RowInPlace {
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
 };
 
+// What the pairs of one head get from the mask and from the problem, whatever the op.
+template <class S>
+class HeadPairs {
+ public:
+  HeadPairs(const Problem<S>& problem, const BoundMask<double>& mask, Index b, Index h)
+      : problem_(problem), mask_(mask), b_(b), h_(h) {}
+
+  [[nodiscard]] std::vector<Index> visible_keys(Index i) const {
+    std::vector<Index> keys;
+    for (Index j = 0; j < problem_.geometry.len_kv; ++j)
+      if (mask_.visible(b_, h_, i, j) && !hidden_by_bias(i, j)) keys.push_back(j);
+    return keys;
+  }
+  // The numbers of token t that the head reads, beginning with the score's.
+  [[nodiscard]] const S* inputs_of(const std::vector<S>& inputs, const Shape& s, Index t) const {
+    return reference::inputs_of(inputs, s, problem_.geometry, b_, h_, t);
+  }
+  [[nodiscard]] S capped(const S& logit) const {
+    if (mask_.soft_cap() == 0) return logit;
+    const S cap = math::constant<S>(mask_.soft_cap());
+    return cap * math::tanh(S(logit / cap));
+  }
+  [[nodiscard]] S with_bias(S score, Index i, Index j) const {
+    if (mask_.has_slopes()) {
+      const double distance = std::abs(double(i + mask_.slope_shift() - j));
+      score = score - math::constant<S>(mask_.slope(h_)) * math::constant<S>(distance);
+    }
+    if (!problem_.bias.empty()) return score + bias(i, j);
+    if (mask_.has_bias()) return score + math::constant<S>(mask_.bias_row(b_, h_, i)[j]);
+    return score;
+  }
+
+ private:
+  [[nodiscard]] const S& bias(Index i, Index j) const {
+    return problem_.bias[std::size_t(broadcast_row_begin(problem_.bias_shape, b_, h_, i) + j)];
+  }
+  [[nodiscard]] bool hidden_by_bias(Index i, Index j) const {
+    return !problem_.bias.empty() &&
+           double(math::value_of(bias(i, j))) == -std::numeric_limits<double>::infinity();
+  }
+
+  const Problem<S>& problem_;
+  const BoundMask<double>& mask_;
+  Index b_, h_;
+};
+
 // The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they are first needed, so that
 // a key that no query sees is never read. The op, the problem and the mask must outlive it.
-template <class Op>
+template <class Score, class S>
 class MapScores {
-  using S = typename Op::Scalar;
-  using Score = typename Op::ScoreType;
   template <int Features>
   struct Side {
     Row<S> row;
@@ -242,18 +298,24 @@ class MapScores {
   using DerivedKeys = Side<Score::key_features>;
 
  public:
+  template <class Op>
   MapScores(const Op& op, const Problem<S>& problem, const BoundMask<double>& mask, Index b,
             Index h, int map)
-      : score_(op.score),
+      : MapScores(op.score, op.normaliser.source(problem.geometry, h, map),
+                  problem.scale.value_or(default_scale(op, problem.geometry)), problem, mask, b,
+                  h) {}
+  MapScores(const Score& score, const Source& source, double scale, const Problem<S>& problem,
+            const BoundMask<double>& mask, Index b, Index h)
+      : score_(score),
         problem_(problem),
-        mask_(mask),
-        source_(op.normaliser.source(problem.geometry, h, map)),
-        scale_(problem.scale.value_or(default_scale(op, problem.geometry))),
+        pairs_(problem, mask, b, h),
+        source_(source),
+        scale_(scale),
         b_(b),
         h_(h),
         keys_(std::size_t(problem.geometry.len_kv)) {
     for (int i = 0; i < scalars_of<Score>; ++i)
-      scalars_[std::size_t(i)] = scalar_of<S>(op.score, i, h);
+      scalars_[std::size_t(i)] = scalar_of<S>(score, i, h);
     prepare_shared();
   }
 
@@ -268,14 +330,16 @@ class MapScores {
     if constexpr (sums_inputs<Score>)
       query_.row.inputs = sum_up_to(position_);
     else if constexpr (query_inputs_of<Score> > 0)
-      query_.row.inputs = inputs_of(problem_.query_inputs, problem_.query_inputs_shape, i);
-    if constexpr (Score::counts_visible) query_.row.seen = count_visible(i);
+      query_.row.inputs = pairs_.inputs_of(problem_.query_inputs, problem_.query_inputs_shape, i);
+    if constexpr (Score::counts_visible) query_.row.seen = Index(pairs_.visible_keys(i).size());
     heed::detail::features_of<heed::detail::OfQueries>(score_, query_.row, scalars_,
                                                        query_.features.data());
   }
 
   // The score that is normalised, for the current query and a key that it sees.
-  [[nodiscard]] S operator()(Index j) { return with_bias(score_.score(pair(j), scalars_), j); }
+  [[nodiscard]] S operator()(Index j) {
+    return pairs_.with_bias(score_.score(pair(j), scalars_), i_, j);
+  }
 
   [[nodiscard]] const ScalarsOf<Score, S>& scalars() const { return scalars_; }
   // The numbers that the op's score reads for the current query and key j.
@@ -283,10 +347,9 @@ class MapScores {
     const DerivedKeys& key = derived_keys(j);
     PairOf<Score, S> pair;
     pair.dot = dot(key);
-    pair.logit = capped(math::constant<S>(scale_) * pair.dot);
-    pair.projected = math::dot_product(
-        key.row.rank(), [&](Index c) { return query_.row.projected(c); },
-        [&](Index c) { return key.row.projected(c); });
+    pair.logit = pairs_.capped(math::constant<S>(scale_) * pair.dot);
+    pair.projected = heed::dot(query_.row.by_projection.data(), 1, key.row.by_projection.data(), 1,
+                               key.row.rank());
     pair.query = query_.features;
     pair.key = key.features;
     if constexpr (table_by_distance<Score>)
@@ -323,9 +386,7 @@ class MapScores {
           columns(), [&](Index c) { return column(key, c); },
           [](Index) { return math::constant<S>(1); });
     else
-      return math::dot_product(
-          source_.width, [&](Index c) { return query_.row.x(c); },
-          [&](Index c) { return key.row.x(c); });
+      return heed::dot(query_.row.numbers(), 1, key.row.numbers(), 1, source_.width);
   }
   [[nodiscard]] Index columns() const requires(Score::numbers_per_column > 0) {
     return source_.width / Score::numbers_per_column;
@@ -344,23 +405,6 @@ class MapScores {
       for (std::size_t m = 0; m < w.size(); ++m) w[m] = weights[first + Index(m) * columns() + c];
     }
     return score_.template column<S>(q, k, w);
-  }
-  [[nodiscard]] Index count_visible(Index i) const {
-    Index count = 0;
-    for (Index j = 0; j < problem_.geometry.len_kv; ++j) {
-      const Index at =
-          problem_.bias.empty() ? 0 : broadcast_row_begin(problem_.bias_shape, b_, h_, i) + j;
-      const bool biased_away =
-          !problem_.bias.empty() && double(math::value_of(problem_.bias[std::size_t(at)])) ==
-                                        -std::numeric_limits<double>::infinity();
-      count += mask_.visible(b_, h_, i, j) && !biased_away ? 1 : 0;
-    }
-    return count;
-  }
-
-  // The numbers of token t that the head reads, beginning with the score's.
-  [[nodiscard]] const S* inputs_of(const std::vector<S>& inputs, const Shape& s, Index t) const {
-    return reference::inputs_of(inputs, s, problem_.geometry, b_, h_, t);
   }
   // Sums of the score's summands over tokens 0 ... t.
   [[nodiscard]] const S* sum_up_to(Index t) const { return sums_.data() + t * kInputs; }
@@ -383,7 +427,7 @@ class MapScores {
     if constexpr (sums_inputs<Score>) {
       std::vector<S> sum(std::size_t(kInputs), math::constant<S>(0));
       for (Index t = 0; t < problem_.geometry.len_kv; ++t) {
-        const S* x = inputs_of(problem_.key_inputs, problem_.key_inputs_shape, t);
+        const S* x = pairs_.inputs_of(problem_.key_inputs, problem_.key_inputs_shape, t);
         for (std::size_t c = 0; c < sum.size(); ++c) sum[c] = sum[c] + score_.summand(x[c]);
         sums_.insert(sums_.end(), sum.begin(), sum.end());
       }
@@ -396,16 +440,12 @@ class MapScores {
       row.transformed.assign(first, first + source_.width);
       score_.transform(side, h_, RowInPlace<S>{row.transformed, position});
     }
-    const auto times = [&](const S* column, Index stride) {
-      return math::dot_product(
-          source_.width, [&](Index x) { return row.x(x); },
-          [=](Index x) { return column[x * stride]; });
-    };
+    const S* const x = row.numbers();
     for (Index c = 0; c < rank_; ++c)
-      row.by_projection.push_back(times(projection_->data() + c, rank_));
+      row.by_projection.push_back(heed::dot(x, 1, projection_->data() + c, rank_, source_.width));
     const bool reads_table = side == RowSide::query || !table_by_distance<Score>;
     for (Index m = 0; reads_table && m < table_rows_; ++m)
-      row.by_table.push_back(times(table_.data() + m * source_.width, 1));
+      row.by_table.push_back(heed::dot(x, 1, table_.data() + m * source_.width, 1, source_.width));
     return row;
   }
 
@@ -420,7 +460,7 @@ class MapScores {
       if constexpr (sums_inputs<Score>)
         side->row.inputs = sum_up_to(j);
       else if constexpr (key_inputs_of<Score> > 0)
-        side->row.inputs = inputs_of(problem_.key_inputs, problem_.key_inputs_shape, j);
+        side->row.inputs = pairs_.inputs_of(problem_.key_inputs, problem_.key_inputs_shape, j);
       heed::detail::features_of<heed::detail::OfKeys>(score_, side->row, scalars_,
                                                       side->features.data());
     }
@@ -435,27 +475,9 @@ class MapScores {
     return Index(number);
   }
 
-  [[nodiscard]] S capped(const S& logit) const {
-    if (mask_.soft_cap() == 0) return logit;
-    const S cap = math::constant<S>(mask_.soft_cap());
-    return cap * math::tanh(S(logit / cap));
-  }
-
-  [[nodiscard]] S with_bias(S score, Index j) const {
-    if (mask_.has_slopes()) {
-      const double distance = std::abs(double(i_ + mask_.slope_shift() - j));
-      score = score - math::constant<S>(mask_.slope(h_)) * math::constant<S>(distance);
-    }
-    if (!problem_.bias.empty())
-      return score +
-             problem_.bias[std::size_t(broadcast_row_begin(problem_.bias_shape, b_, h_, i_) + j)];
-    if (mask_.has_bias()) return score + math::constant<S>(mask_.bias_row(b_, h_, i_)[j]);
-    return score;
-  }
-
   const Score& score_;
   const Problem<S>& problem_;
-  const BoundMask<double>& mask_;
+  HeadPairs<S> pairs_;
   Source source_;
   double scale_;
   Index b_, h_, i_ = 0;  // the current query: its row,
@@ -469,6 +491,10 @@ class MapScores {
   DerivedQueries query_;
   std::vector<std::optional<DerivedKeys>> keys_;
 };
+
+template <class Op, class S>
+MapScores(const Op&, const Problem<S>&, const BoundMask<double>&, Index, Index, int)
+    -> MapScores<typename Op::ScoreType, S>;
 
 }  // namespace reference
 }  // namespace HEED_ABI
