@@ -264,7 +264,7 @@ template <class Real, class A, class B>
 
 }  // namespace math
 
-// The dot product of two strided runs of n numbers, one node of variables; strides in elements.
+// The dot product of two strided runs of n numbers, on Var a single node; strides in elements.
 template <class S>
 [[nodiscard]] S dot(const S* a, Index stride_a, const S* b, Index stride_b, Index n) {
   return math::dot_product(

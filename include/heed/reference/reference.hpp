@@ -62,7 +62,7 @@ struct Request {
 
 namespace detail {
 
-// What a forward pass does and keeps whatever the op, which Forward knows.
+// The steps of a forward pass that are the same for every op, and what they read and keep.
 template <class S>
 class Pass {
  public:
@@ -79,7 +79,7 @@ class Pass {
   }
 
  protected:
-  // A row, its keys with those of the op behind the sequence's, and the values of the op's.
+  // One row and its keys; those of the op stand behind the sequence's, and have their values here.
   struct RowKeys {
     Index b, h, i;
     std::vector<Index> keys;

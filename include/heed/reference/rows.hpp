@@ -239,7 +239,7 @@ struct RowInPlace {
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
 };
 
-// What the pairs of one head get from the mask and from the problem, whatever the op.
+// The pairs of one head as the mask and the problem change them, the same for every op.
 template <class S>
 class HeadPairs {
  public:
@@ -304,20 +304,6 @@ class MapScores {
       : MapScores(op.score, op.normaliser.source(problem.geometry, h, map),
                   problem.scale.value_or(default_scale(op, problem.geometry)), problem, mask, b,
                   h) {}
-  MapScores(const Score& score, const Source& source, double scale, const Problem<S>& problem,
-            const BoundMask<double>& mask, Index b, Index h)
-      : score_(score),
-        problem_(problem),
-        pairs_(problem, mask, b, h),
-        source_(source),
-        scale_(scale),
-        b_(b),
-        h_(h),
-        keys_(std::size_t(problem.geometry.len_kv)) {
-    for (int i = 0; i < scalars_of<Score>; ++i)
-      scalars_[std::size_t(i)] = scalar_of<S>(score, i, h);
-    prepare_shared();
-  }
 
   // Makes query i the current one, which pair() and operator() read.
   void take_query(Index i) {
@@ -379,6 +365,21 @@ class MapScores {
   }
 
  private:
+  MapScores(const Score& score, const Source& source, double scale, const Problem<S>& problem,
+            const BoundMask<double>& mask, Index b, Index h)
+      : score_(score),
+        problem_(problem),
+        pairs_(problem, mask, b, h),
+        source_(source),
+        scale_(scale),
+        b_(b),
+        h_(h),
+        keys_(std::size_t(problem.geometry.len_kv)) {
+    for (int i = 0; i < scalars_of<Score>; ++i)
+      scalars_[std::size_t(i)] = scalar_of<S>(score, i, h);
+    prepare_shared();
+  }
+
   // q . k, or the sum over the columns.
   [[nodiscard]] S dot(const DerivedKeys& key) const {
     if constexpr (Score::numbers_per_column > 0)
