@@ -33,7 +33,6 @@ function(heed_write_compiled folder out)
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>
-#include <heed/engine/shared_op.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {

@@ -43,6 +43,7 @@ COSTS = {
     "both ways header-only: dar": 14.5,
     "both ways beside the engine: dar": 3.1,
     "both ways beside the engine: a user's own score": 2.0,
+    "explain() beside heed::compiled: dar": 2.05,
 }
 
 # Which rooms the headers of a room may include beside their own. "doors" are the headers beside the rooms, which may include any.
@@ -279,6 +280,9 @@ def print_costs(folder, command):
         for further, op in ("dar", DAR), ("differential", DIFFERENTIAL), ("own score", OWN):
             total = show(f"both ways {name}: sdpa and {further}", both_ways(door, SDPA, op))
             print(f"{'  a further op in the same file: ' + further:<52} {total - alone:>6.2f}")
+    show("explain() beside heed::compiled: dar",
+         f"#include <heed/compiled.hpp>\n#include <heed/compiled_engine.hpp>\n#include <heed/explain.hpp>\n{DAR[0]}"
+         f"heed::Explanation of(const {DAR[1]}& op, const heed::Geometry& g) {{ return heed::explain(op, g); }}\n")
     print(f"{held} of {len(COSTS)} costs hold")
     return 0 if held == len(COSTS) else 1
 

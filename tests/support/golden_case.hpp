@@ -2,15 +2,13 @@
 #pragma once
 
 // One golden operator case (golden/FORMAT.md) as a problem for the reference and as inputs for the
-// engine, and the measure by which results are compared with it.
+// engine, and the measure by which results are compared with it. golden_case.cpp reads the files, once for all tests.
 
-#include <heed/io/safetensors.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/reference/rows.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -23,17 +21,8 @@ namespace heed_test {
 using heed::Index;
 
 // The cases of a folder whose file name starts with `prefix`, sorted.
-inline std::vector<std::filesystem::path> golden_files(const std::filesystem::path& folder,
-                                                       const std::string& prefix = "") {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::filesystem::path& path = entry.path();
-    if (path.extension() == ".safetensors" && path.filename().string().rfind(prefix, 0) == 0)
-      files.push_back(path);
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
+std::vector<std::filesystem::path> golden_files(const std::filesystem::path& folder,
+                                                const std::string& prefix = "");
 
 // Largest |got - want| relative to the largest finite |want|, absolute where that is below `floor`.
 // Infinite if only one side is NaN, infinities differ, or the sizes do.
@@ -56,11 +45,7 @@ double deviation(const std::vector<A>& got, const std::vector<B>& want, double f
 class GoldenCase {
  public:
   // Every sentence of an error starts with the file name.
-  explicit GoldenCase(const std::filesystem::path& path)
-      : path_(path.string()), file_(heed::io::Safetensors::read(path)) {
-    for (const auto& entry : file_.tensors())
-      tensors_.emplace(entry.first, file_.values<double>(entry.first));
-  }
+  explicit GoldenCase(const std::filesystem::path& path);
 
   const std::string& path() const { return path_; }
   const std::string& name() const { return text("case"); }
@@ -69,26 +54,10 @@ class GoldenCase {
   bool is_operator() const { return has("q") && has("k") && has("v") && has("dout"); }
 
   // Metadata.
-  bool has_text(const std::string& key) const { return file_.metadata().count(key) > 0; }
-  const std::string& text(const std::string& key) const {
-    const auto found = file_.metadata().find(key);
-    heed::require(found != file_.metadata().end(), path_, ": the metadata has no ", key);
-    return found->second;
-  }
-  double number(const std::string& key) const {
-    const std::string& value = text(key);
-    char* end = nullptr;
-    const double result = std::strtod(value.c_str(), &end);
-    heed::require(!value.empty() && *end == '\0', path_, ": metadata ", key, " is \"", value,
-                  "\", it must be a number");
-    return result;
-  }
-  Index integer(const std::string& key) const {
-    const double value = number(key);
-    heed::require(value == std::floor(value), path_, ": metadata ", key, " is ", value,
-                  ", it must be whole");
-    return Index(value);
-  }
+  bool has_text(const std::string& key) const { return metadata_.count(key) > 0; }
+  const std::string& text(const std::string& key) const;
+  double number(const std::string& key) const;
+  Index integer(const std::string& key) const;
   bool flag(const std::string& key) const { return has_text(key) && integer(key) != 0; }
 
   // The floor for `deviation` of dq and dk. Logits of 1300 leave weights that are nearly 0 or 1,
@@ -100,20 +69,9 @@ class GoldenCase {
   // Tensors.
   bool has(const std::string& tensor) const { return tensors_.count(tensor) > 0; }
   const std::map<std::string, std::vector<double>>& tensors() const { return tensors_; }
-  const std::vector<double>& tensor(const std::string& tensor) const {
-    const auto found = tensors_.find(tensor);
-    heed::require(found != tensors_.end(), path_, ": there is no tensor ", tensor);
-    return found->second;
-  }
-  const std::vector<Index>& extents(const std::string& tensor) const {
-    return file_.info(tensor).shape;
-  }
-  heed::Shape shape(const std::string& tensor) const {
-    const std::vector<Index>& e = extents(tensor);
-    heed::require(e.size() == 4, path_, ": ", tensor, " has ", e.size(),
-                  " extents, it must have 4");
-    return {e[0], e[1], e[2], e[3]};
-  }
+  const std::vector<double>& tensor(const std::string& tensor) const;
+  const std::vector<Index>& extents(const std::string& tensor) const;
+  heed::Shape shape(const std::string& tensor) const;
   // Rounded to T.
   template <class T>
   std::vector<T> rounded(const std::string& tensor) const {
@@ -131,19 +89,7 @@ class GoldenCase {
     return has(tensor) ? rounded<T>(tensor) : std::vector<T>();
   }
 
-  heed::Geometry geometry() const {
-    const heed::Shape q = shape("q"), k = shape("k"), v = shape("v"), out = shape("dout");
-    heed::Geometry g{q.batch, out.heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim};
-    if (has_text("first_query")) g.first_query = integer("first_query");
-    require_equal("B", g.batch);
-    require_equal("H", g.heads);
-    require_equal("Hkv", g.kv_heads);
-    require_equal("Tq", g.len_q);
-    require_equal("Tk", g.len_kv);
-    require_equal("d", g.dim_qk);
-    require_equal("dv", g.dim_v);
-    return g;
-  }
+  heed::Geometry geometry() const;
 
   // Band, key lengths and boolean mask of the case. The bias, if the case has one, is a view of
   // `bias_values`; the boolean mask is a view of memory that copies of this case share.
@@ -186,32 +132,14 @@ class GoldenCase {
   }
 
  private:
-  heed::Align align() const {
-    const std::string& value = text("align");
-    heed::require(value == "tl" || value == "br", path_, ": metadata align is \"", value,
-                  "\", it must be tl or br");
-    return value == "tl" ? heed::Align::top_left : heed::Align::bottom_right;
-  }
-
-  const bool* allowed() const {
-    if (allowed_ == nullptr) {
-      const std::vector<double>& numbers = tensor("mask");
-      allowed_ = std::shared_ptr<bool[]>(new bool[std::max<std::size_t>(1, numbers.size())]);
-      std::transform(numbers.begin(), numbers.end(), allowed_.get(),
-                     [](double x) { return x != 0; });
-    }
-    return allowed_.get();
-  }
-
-  void require_equal(const char* key, Index extent) const {
-    if (has_text(key))
-      heed::require(integer(key) == extent, path_, ": metadata ", key, " is ", integer(key),
-                    ", the tensors say ", extent);
-  }
+  heed::Align align() const;
+  const bool* allowed() const;
+  void require_equal(const char* key, Index extent) const;
 
   std::string path_;
-  heed::io::Safetensors file_;
+  std::map<std::string, std::string> metadata_;
   std::map<std::string, std::vector<double>> tensors_;
+  std::map<std::string, std::vector<Index>> extents_;
   mutable std::shared_ptr<bool[]> allowed_;
   std::shared_ptr<const heed::BlockLists> lists_;
 };

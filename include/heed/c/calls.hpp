@@ -213,17 +213,18 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   }
   void check(const Request<Real>& request) const override {
     const Op op = op_of(request);
-    const detail::OpTilesOf<Op> of(op);
-    const OpTiles<Real> tiles = of.tiles();
     require_options<Real>(request.options, request.where);
     const Mask<Real> mask = mask_of_call(request);
-    if (request.packed != nullptr) {
-      const detail::OpenCall<Real> call(tiles, {request.in, mask, request.options}, request.where);
-      (void)detail::PackedCalls<Real>(call).plan(Outputs<Real>(StoredView<Real>()));
-      return;
-    }
-    const Geometry g = geometry_of(tiles, request.in, request.where);
-    (void)BoundMask<Real>(mask, g, request.where.c_str(), request.options.threads);
+    detail::Door<Op>::with_tiles(op, [&](const OpTiles<Real>& tiles) {
+      if (request.packed != nullptr) {
+        const detail::OpenCall<Real> call(tiles, {request.in, mask, request.options},
+                                          request.where);
+        (void)detail::PackedCalls<Real>(call).plan(Outputs<Real>(StoredView<Real>()));
+        return;
+      }
+      const Geometry g = geometry_of(tiles, request.in, request.where);
+      (void)BoundMask<Real>(mask, g, request.where.c_str(), request.options.threads);
+    });
   }
   [[nodiscard]] Entries<Real> entries() override { return entries_of(variant_.op); }
   [[nodiscard]] Index query_heads() const override { return variant_.op.normaliser.query_heads(1); }

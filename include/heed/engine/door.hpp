@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The two calls, declared. doors.hpp defines them for any op; compiled.hpp promises
-// them for heed's own.
+// The two calls, and what they consist of: the engine's own, which knows no op (Driver), and the op as the engine takes it (Door).
+// doors.hpp and op_door.hpp define these; a program that links heed::compiled compiles neither.
 
 #include <heed/core/function_ref.hpp>
 #include <heed/engine/mistakes.hpp>
@@ -14,25 +14,69 @@ namespace heed {
 inline namespace HEED_ABI {
 
 template <class Real>
-struct SharedOp;
+struct OpTiles;
+template <class Real>
+struct OpVjps;
+template <class Real>
+struct OpJvps;
+template <class Real>
+class ScoreHvps;
 template <class Real>
 struct OpGradient;
+struct Explanation;
+enum class Pass : int;
 
 namespace detail {
 
-// Both calls of one op: a class, so that one line instantiates both.
+template <class Real>
+struct HandedOn;
+template <class Real>
+struct JvpArguments;
+template <class Real>
+struct HvpArguments;
+
+// The engine's calls: a class, so that one line instantiates all of them (compiled_engine.hpp). Gradients of parameters are
+// added to `grad_op`, if it is given.
+template <class Real>
+struct Driver {
+  // doors.hpp. on: of a call that shares compute one after the other, what the share before has left (HandedOn).
+  static void forward(const OpTiles<Real>& op, const ForwardArguments<Real>& given);
+  static void backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                       const BackwardArguments<Real>& given, OpGradient<Real>* grad_op,
+                       HandedOn<Real>* on = nullptr, bool last = true);
+  [[nodiscard]] static Index share_step(const OpTiles<Real>& op, const Geometry& g,
+                                        const Options& options);
+  // May a call of the op on these keys take the features that are kept?
+  [[nodiscard]] static bool features_fit(const KeyFeatures<Real>& kept, const OpTiles<Real>& op,
+                                         const Geometry& g, const StoredView<const Real>& key);
+  // packed_doors.hpp
+  static void forward_packed(const OpTiles<Real>& op, const ForwardArguments<Real>& given);
+  static void backward_packed(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                              const BackwardArguments<Real>& given, OpGradient<Real>* grad_op);
+  // jvp.hpp
+  static void jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
+                  const JvpArguments<Real>& given);
+  // hvp.hpp
+  static void hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
+                  const ScoreHvps<Real>& hvps, const HvpArguments<Real>& given,
+                  OpGradient<Real>* grad_op);
+  // explain.hpp
+  [[nodiscard]] static Explanation explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                                           const Geometry& g, const Mask<Real>& mask, Pass pass,
+                                           const Options& options);
+};
+
+// An op as those calls take it: all that another op costs a compiler (compiled.hpp).
 template <class Op>
 struct Door {
   using Real = typename Op::Scalar;
 
-  static void forward(const Op& op, const ForwardArguments<Real>& given);
-  static void backward(const Op& op, const BackwardArguments<Real>& given, Op* grad_op);
-  // For packed sequences, defined in packed_doors.hpp.
-  static void forward_packed(const Op& op, const ForwardArguments<Real>& given);
-  static void backward_packed(const Op& op, const BackwardArguments<Real>& given, Op* grad_op);
-  // Calls run(op, gradient), which adds to the gradient of `grad_op`, if it is given; defined in shared_op.hpp.
-  using Sharer = FunctionRef<const SharedOp<Real>&, OpGradient<Real>*>;
-  static void share(const Op& op, Op* grad_op, const Sharer& run);
+  // run(tiles)
+  using WithTiles = FunctionRef<const OpTiles<Real>&>;
+  static void with_tiles(const Op& op, const WithTiles& run);
+  // run(tiles, vjps, gradient): what is added to `gradient` goes to `grad_op`. Without a grad_op the gradient is null.
+  using WithGradient = FunctionRef<const OpTiles<Real>&, const OpVjps<Real>&, OpGradient<Real>*>;
+  static void with_gradient(const Op& op, Op* grad_op, const WithGradient& run);
 };
 
 }  // namespace detail
@@ -58,7 +102,9 @@ void forward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scala
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::forward(op, {{in, mask, options}, out, saved});
+  detail::Door<Op>::with_tiles(op, [&](const OpTiles<Real>& tiles) {
+    detail::Driver<Real>::forward(tiles, {{in, mask, options}, out, saved});
+  });
 }
 // The same for inputs that may be packed sequences (Packed in engine/call.hpp): each of them has the bits of a call of its own.
 // heed/packed.hpp and heed/kv_pool.hpp bring it.
@@ -67,7 +113,10 @@ void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::forward_packed(op, {{in, mask, options}, out, saved});
+  using Real = typename Op::Scalar;
+  detail::Door<Op>::with_tiles(op, [&](const OpTiles<Real>& tiles) {
+    detail::Driver<Real>::forward_packed(tiles, {{in, mask, options}, out, saved});
+  });
 }
 // For calls that do not fit (engine/mistakes.hpp).
 template <class Op>
@@ -97,7 +146,12 @@ void backward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scal
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::backward(op, {{in, mask, options}, saved, out, grad_out, grads}, grad_op);
+  detail::Door<Op>::with_gradient(
+      op, grad_op,
+      [&](const OpTiles<Real>& tiles, const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+        detail::Driver<Real>::backward(
+            tiles, vjps, {{in, mask, options}, saved, out, grad_out, grads}, gradient);
+      });
 }
 template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
 void backward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
@@ -107,8 +161,13 @@ void backward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  detail::Door<Op>::backward_packed(op, {{in, mask, options}, saved, out, grad_out, grads},
-                                    grad_op);
+  using Real = typename Op::Scalar;
+  detail::Door<Op>::with_gradient(
+      op, grad_op,
+      [&](const OpTiles<Real>& tiles, const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+        detail::Driver<Real>::backward_packed(
+            tiles, vjps, {{in, mask, options}, saved, out, grad_out, grads}, gradient);
+      });
 }
 template <class Op>
 void backward(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,

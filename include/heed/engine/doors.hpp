@@ -54,8 +54,12 @@ bool Driver<Real>::features_fit(const KeyFeatures<Real>& kept, const OpTiles<Rea
 // the mask.
 template <class Op>
 [[nodiscard]] Index share_step(const Op& op, const Geometry& g, const Options& options = {}) {
-  const detail::OpTilesOf<Op> of(op);
-  return detail::Driver<typename Op::Scalar>::share_step(of.tiles(), g, options);
+  using Real = typename Op::Scalar;
+  Index step = 0;
+  detail::Door<Op>::with_tiles(op, [&](const OpTiles<Real>& tiles) {
+    step = detail::Driver<Real>::share_step(tiles, g, options);
+  });
+  return step;
 }
 
 }  // namespace HEED_ABI

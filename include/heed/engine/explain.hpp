@@ -230,10 +230,13 @@ template <AttentionOp Op>
                                   const Mask<typename Op::Scalar>& mask = {},
                                   Pass pass = Pass::forward, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  const detail::OpTilesOf<Op> tiles(op);
-  const detail::OpVjpsOf<Op> vjps(op);
-  return detail::Driver<typename Op::Scalar>::explain(tiles.tiles(), vjps.vjps(), g, mask, pass,
-                                                      options);
+  using Real = typename Op::Scalar;
+  Explanation of_call;
+  detail::Door<Op>::with_gradient(
+      op, nullptr, [&](const OpTiles<Real>& tiles, const OpVjps<Real>& vjps, auto*) {
+        of_call = detail::Driver<Real>::explain(tiles, vjps, g, mask, pass, options);
+      });
+  return of_call;
 }
 
 }  // namespace HEED_ABI

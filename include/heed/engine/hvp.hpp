@@ -161,17 +161,18 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
   using namespace detail;
   static_assert(check_attention_op<Op>());
   static_assert(check_jvp_op<Op>() && check_hvp_op<Op>());
-  const OpTilesOf<Op> of(op);
   with_direction(
       op, op_tangent, door_name("heed::hvp", options.name), [&](const OpJvpsOf<Op>& jvps) {
         const ScoreHvpsOf<typename Op::ScoreType, Real> hvps(op.score, jvps.direction().score,
                                                              jvps.score());
-        with_gradient(op, to_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-          Driver<Real>::hvp(
-              of.tiles(), vjps, jvps.jvps(), hvps,
-              {{in, mask, options}, saved, out, grad_out, tangents, grad_out_tangent, to},
-              gradient);
-        });
+        Door<Op>::with_gradient(
+            op, to_op,
+            [&](const OpTiles<Real>& tiles, const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+              Driver<Real>::hvp(
+                  tiles, vjps, jvps.jvps(), hvps,
+                  {{in, mask, options}, saved, out, grad_out, tangents, grad_out_tangent, to},
+                  gradient);
+            });
       });
 }
 

@@ -192,10 +192,11 @@ void with_direction(const Op& op, const Op* op_tangent, const std::string& where
 template <class Op, class Real>
 void open_jvp(const Op& op, const Op* op_tangent, const JvpArguments<Real>& given) {
   static_assert(check_jvp_op<Op>());
-  const OpTilesOf<Op> of(op);
   with_direction(
-      op, op_tangent, door_name("heed::jvp", given.options.name),
-      [&](const OpJvpsOf<Op>& jvps) { Driver<Real>::jvp(of.tiles(), jvps.jvps(), given); });
+      op, op_tangent, door_name("heed::jvp", given.options.name), [&](const OpJvpsOf<Op>& jvps) {
+        Door<Op>::with_tiles(
+            op, [&](const OpTiles<Real>& tiles) { Driver<Real>::jvp(tiles, jvps.jvps(), given); });
+      });
 }
 
 template <class Real, bool fits>

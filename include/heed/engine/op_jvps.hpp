@@ -68,7 +68,7 @@ void require_direction(const Op& op, const Op& direction, const std::string& whe
   });
 }
 
-// A part over dual numbers where it is wanted, else nothing. As a member its type is made in the file that makes the call:
+// An op or a part of one over dual numbers where it is wanted, else nothing. As a member its type is made by the file that calls:
 // g++ warns of one out of an anonymous namespace that a virtual function makes first.
 template <bool wanted, class Part, class Number>
 struct LiftedPart {
@@ -512,16 +512,7 @@ class ReadoutJvpsOf final : public ReadoutJvps {
   }
 
  private:
-  struct Nothing {};
-  template <class Of, bool identity>
-  struct Lift {
-    using Type = typename Of::template rebind<DualNumber>;
-  };
-  template <class Of>
-  struct Lift<Of, true> {
-    using Type = Nothing;
-  };
-  typename Lift<Op, Op::ReadoutType::identity>::Type lifted_;
+  Lifted<!Op::ReadoutType::identity, Op> lifted_;
 };
 
 // The parts of an op and of a direction of its parameters, which must outlive this.

@@ -30,16 +30,19 @@ struct SavedPieces {
 
 namespace detail {
 
-template <class Op>
-void Door<Op>::share(const Op& op, Op* grad_op, const Sharer& run) {
-  const OpTilesOf<Op> of(op);
+// run(shared, gradient): what is added to `gradient` goes to `grad_op`. Without a grad_op the gradient is null.
+template <class Op, class Run>
+void share_op(const Op& op, std::type_identity_t<Op>* grad_op, Run&& run) {
+  using Real = typename Op::Scalar;
   Digest parameters;
   op.visit([&](const char*, const auto& param) {
     for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
   });
-  with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
-    run(SharedOp<Real>{of.tiles(), vjps, type_text<Op>(), parameters}, gradient);
-  });
+  Door<Op>::with_gradient(
+      op, grad_op,
+      [&](const OpTiles<Real>& tiles, const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+        run(SharedOp<Real>{tiles, vjps, type_text<Op>(), parameters}, gradient);
+      });
 }
 
 }  // namespace detail

@@ -95,8 +95,11 @@ template <class Op, class Real>
                                           const Mask<Real>& mask, const Saved<Real>* saved,
                                           const WeightRequest& request, const Options& options) {
   static_assert(check_attention_op<Op>());
-  const OpTilesOf<Op> of(op);
-  return drive_weights<Real>(of.tiles(), in, mask, saved, request, options);
+  WeightMeasures measures;
+  Door<Op>::with_tiles(op, [&](const OpTiles<Real>& tiles) {
+    measures = drive_weights<Real>(tiles, in, mask, saved, request, options);
+  });
+  return measures;
 }
 
 }  // namespace detail
@@ -122,8 +125,9 @@ template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::
   if constexpr (Op::NormaliserType::streams) {
     const std::string where = detail::door_name("heed::measure_weights", options.name);
     detail::refuse_share(in, where);
-    const detail::OpTilesOf<Op> of(op);
-    const Geometry g = geometry_of(of.tiles(), in, where);
+    Geometry g;
+    detail::Door<Op>::with_tiles(
+        op, [&](const OpTiles<Real>& tiles) { g = geometry_of(tiles, in, where); });
     std::vector<Real> out(std::size_t(element_count(g.out_shape(), where.c_str())));
     Saved<Real> saved;
     forward(op, in, mask, {out.data(), g.out_shape()}, &saved, options);

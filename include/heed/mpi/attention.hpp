@@ -114,7 +114,7 @@ void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
   if (sharding.method == Method::gather)
     return detail::forward_gathered(comm, op, in, mask, sharding, out, saved, options);
   static_assert(check_attention_op<Op>());
-  heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+  heed::detail::share_op(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
     detail::forward_by(detail::Ringing<Real>{shared, detail::ring_op(op)}, AnyCommunicator(comm),
                        in, mask, sharding, out, saved, options);
   });
@@ -134,12 +134,12 @@ void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
     return detail::backward_gathered(comm, op, in, mask, sharding, saved, out, grad_out, grads,
                                      grad_op, options);
   static_assert(check_attention_op<Op>());
-  heed::detail::Door<Op>::share(
-      op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
-        detail::backward_by(detail::Ringing<Real>{shared, detail::ring_op(op)},
-                            AnyCommunicator(comm), in, mask, sharding, saved, out, grad_out, grads,
-                            gradient, options);
-      });
+  heed::detail::share_op(op, grad_op,
+                         [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+                           detail::backward_by(detail::Ringing<Real>{shared, detail::ring_op(op)},
+                                               AnyCommunicator(comm), in, mask, sharding, saved,
+                                               out, grad_out, grads, gradient, options);
+                         });
 }
 
 // Overloads for calls that do not fit (engine/mistakes.hpp).
@@ -176,7 +176,7 @@ void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op:
                 "tokens (mpi/gather.hpp)");
   static_assert(check_attention_op<Op>());
   using Real = typename Op::Scalar;
-  heed::detail::Door<Op>::share(
+  heed::detail::share_op(
       op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
         detail::call_on_ranks(
             "heed::mpi::backward_in_order", detail::Gathering<Real>{shared}, AnyCommunicator(comm),

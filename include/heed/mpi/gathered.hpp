@@ -34,7 +34,7 @@ void forward_gathered(const Comm& comm, const Op& op, const Inputs<Real>& in,
                       const Mask<Real>& mask, const Sharding& sharding, const Outputs<Real>& out,
                       Saved<Real>* saved, const Options& options) {
   static_assert(check_attention_op<Op>());
-  heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+  heed::detail::share_op(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
     forward_by(Gathering<Real>{shared}, AnyCommunicator(comm), in, mask, sharding, out, saved,
                options);
   });
@@ -45,11 +45,11 @@ void backward_gathered(const Comm& comm, const Op& op, const Inputs<Real>& in,
                        const StoredView<const Real>& out, const OutputGradients<Real>& grad_out,
                        const Gradients<Real>& grads, Op* grad_op, const Options& options) {
   static_assert(check_attention_op<Op>());
-  heed::detail::Door<Op>::share(
-      op, grad_op, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
-        backward_by(Gathering<Real>{shared}, AnyCommunicator(comm), in, mask, sharding, saved, out,
-                    grad_out, grads, gradient, options);
-      });
+  heed::detail::share_op(op, grad_op,
+                         [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+                           backward_by(Gathering<Real>{shared}, AnyCommunicator(comm), in, mask,
+                                       sharding, saved, out, grad_out, grads, gradient, options);
+                         });
 }
 
 }  // namespace detail

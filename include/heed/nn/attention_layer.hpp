@@ -290,7 +290,7 @@ class OpStage : public StageOfAnyOp<typename Op::Scalar> {
     saved_of_rank_.pieces.clear();
     if (c.spread != nullptr) {
       saved_ = {};
-      return heed::detail::Door<Op>::share(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
+      return heed::detail::share_op(op, nullptr, [&](const SharedOp<Real>& shared, auto*) {
         c.spread->forward({shared, in, mask_read_, of_call}, to, saved_of_rank_);
       });
     }
@@ -305,11 +305,11 @@ class OpStage : public StageOfAnyOp<typename Op::Scalar> {
         this->output_gradients(c, out.shape(), dout, step_columns(in, out.shape()));
     const Options of_call = this->options(c, in.query.shape().len);
     if (c.spread != nullptr) {
-      heed::detail::Door<Op>::share(
-          op, &own, [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
-            c.spread->backward({shared, in, mask_read_, of_call}, saved_of_rank_, out, output,
-                               grads, gradient);
-          });
+      heed::detail::share_op(op, &own,
+                             [&](const SharedOp<Real>& shared, OpGradient<Real>* gradient) {
+                               c.spread->backward({shared, in, mask_read_, of_call}, saved_of_rank_,
+                                                  out, output, grads, gradient);
+                             });
       // Each rank has the gradient of all ranks; only one of them adds it.
       if (c.spread->rank() != 0) return;
     } else {
