@@ -824,6 +824,11 @@ TEST_CASE("tensors of parameters may interleave, and overlap nothing that is wri
           "heed_initial(dar): the initial value of strength overlaps the tensor of strength that "
           "the call gives");
   learnt.data = given;
+  learnt.byte_offset = std::uint64_t{1} << 63;
+  refused(heed_forward(&call, &outputs, nullptr),
+          "heed::forward(dar): strength has strides (1) and byte_offset 9223372036854775808, its "
+          "numbers lie beyond the address space");
+  learnt.byte_offset = 0;
   learnt.strides = &endless[0];
   refused(heed_forward(&call, &outputs, nullptr),
           "heed::forward(dar): strength has strides (4611686018427387904) and byte_offset 0, its "

@@ -236,6 +236,9 @@ TEST_CASE("extents and strides of a DLPack tensor that overflow are refused in o
   CHECK(refusal([](DLTensor& t) {
           t.byte_offset = ~std::uint64_t{0} - 3;
         }).find("has byte_offset 18446744073709551612 and 480 bytes, beyond") != std::string::npos);
+  CHECK(refusal([](DLTensor& t) {
+          t.byte_offset = std::uint64_t{1} << 63;
+        }).find("has byte_offset 9223372036854775808 and 480 bytes, beyond") != std::string::npos);
 }
 
 TEST_CASE("a DLPack tensor without memory, or at an odd address, is refused in one sentence",

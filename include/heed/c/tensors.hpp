@@ -197,7 +197,7 @@ class SmallTensor {
   // Throws unless all numbers have addresses.
   void find_place() {
     Index below = 0, above = 1;
-    bool beyond = false;
+    bool beyond = tensor_.byte_offset > detail::kFurthest;
     for (std::size_t axis = 0; axis < strides_.size(); ++axis) {
       Index far = 0;
       beyond |= __builtin_mul_overflow(strides_[axis], shape_[axis] - 1, &far);

@@ -177,13 +177,17 @@ inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes,
   return span * element_bytes;
 }
 
+// The most bytes that a pointer may be moved by.
+inline constexpr std::uint64_t kFurthest = std::numeric_limits<std::ptrdiff_t>::max();
+
 template <class Real>
 [[nodiscard]] Real* dlpack_data(const DLTensor& tensor, const Shape& shape, Index bytes,
                                 const std::string& who) {
   if (bytes == 0) return nullptr;
   require(tensor.data != nullptr, who, " has a null pointer and shape ", shape);
-  const std::uintptr_t room = ~std::uintptr_t{0} - reinterpret_cast<std::uintptr_t>(tensor.data);
-  require(tensor.byte_offset <= room && std::uintptr_t(bytes) <= room - tensor.byte_offset, who,
+  const std::uint64_t room = std::min<std::uint64_t>(
+      kFurthest, ~std::uintptr_t{0} - reinterpret_cast<std::uintptr_t>(tensor.data));
+  require(tensor.byte_offset <= room && std::uint64_t(bytes) <= room - tensor.byte_offset, who,
           " has byte_offset ", tensor.byte_offset, " and ", bytes,
           " bytes, beyond the address space");
   auto* first = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
