@@ -38,7 +38,7 @@ concept HasDualReference = requires(const Rebound<Normaliser, DualNumber> normal
   { normaliser.reference(row) } -> std::convertible_to<std::vector<DualNumber>>;
 };
 template <class Op>
-concept HasDualReadout = requires(const typename Op::template rebind<DualNumber> op,
+concept HasDualReadout = requires(const Rebound<Op, DualNumber> op,
                                   ReadoutContext<DualNumber>& context) {
   op.read_out_reference(context);
 };
