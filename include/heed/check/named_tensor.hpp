@@ -23,10 +23,9 @@ template <class Number, class View>
   const Shape& s = view.shape();
   std::vector<Number> numbers;
   numbers.reserve(std::size_t(element_count(s, "dense_numbers")));
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index h = 0; h < s.heads; ++h)
-      for (Index t = 0; t < s.len; ++t)
-        for (Index c = 0; c < s.dim; ++c) numbers.push_back(Number(view(b, h, t, c)));
+  for_each_row(s, [&](Index b, Index h, Index t) {
+    for (Index c = 0; c < s.dim; ++c) numbers.push_back(Number(view(b, h, t, c)));
+  });
   return numbers;
 }
 

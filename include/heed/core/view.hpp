@@ -37,6 +37,14 @@ struct Shape {
   }
 };
 
+// Calls f(b, h, t) for each row, in the order of dense memory.
+template <class F>
+void for_each_row(const Shape& s, F&& f) {
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index h = 0; h < s.heads; ++h)
+      for (Index t = 0; t < s.len; ++t) f(b, h, t);
+}
+
 [[nodiscard]] inline Index element_count(const Shape& s, const char* what) {
   return checked_product(checked_product(checked_product(s.batch, s.heads, what), s.len, what),
                          s.dim, what);

@@ -61,22 +61,20 @@ void count_tiles(const CallContext<Real>& c, Pass pass, Explanation& e) {
                                                 : 2.0 * double(3 * g.dim_qk + 2 * g.dim_v);
   Scratch<Real> none;
   Panel<Real> panel(c, none, pass == Pass::backward);
-  for (Index b = 0; b < g.batch; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index p = 0; p < c.plan.panels; ++p) {
-        panel.move_to(b, h, p);
-        for (Index t = 0; t < c.plan.tiles; ++t) {
-          const PanelTile tile =
-              panel.tile({t * c.plan.tile, std::min((t + 1) * c.plan.tile, g.len_kv)});
-          if (tile.kind == TileKind::empty) {
-            ++e.skipped_tiles;
-            continue;
-          }
-          ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
-          e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
-          e.computed_flops += per_pair * computed_pairs<Real>(tile.at, c.plan.vectors);
-        }
+  for_each_row({g.batch, g.heads, c.plan.panels}, [&](Index b, Index h, Index p) {
+    panel.move_to(b, h, p);
+    for (Index t = 0; t < c.plan.tiles; ++t) {
+      const PanelTile tile =
+          panel.tile({t * c.plan.tile, std::min((t + 1) * c.plan.tile, g.len_kv)});
+      if (tile.kind == TileKind::empty) {
+        ++e.skipped_tiles;
+        continue;
       }
+      ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
+      e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
+      e.computed_flops += per_pair * computed_pairs<Real>(tile.at, c.plan.vectors);
+    }
+  });
 }
 
 template <class Real>

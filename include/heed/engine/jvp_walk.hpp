@@ -344,13 +344,13 @@ void read_out_duals(const CallContext<Real>& c, const ReadoutJvps& readout,
   const auto dense = [&](bool used, const TensorView<const Real>& values,
                          const TensorView<const Real>& tangents, Index heads, auto&& row) {
     std::vector<DualNumber> both;
-    const Shape s = used ? values.shape() : Shape{};
-    for (Index b = 0; b < s.batch; ++b)
-      for (Index h = 0; h < heads; ++h)
-        for (Index t = 0; t < s.len; ++t)
-          for (Index n = 0; n < s.dim; ++n)
-            both.push_back({double(row(values, b, h, t)[n]),
-                            {tangents.given() ? double(row(tangents, b, h, t)[n]) : 0.0}});
+    if (!used) return both;
+    const Shape& s = values.shape();
+    for_each_row({s.batch, heads, s.len}, [&](Index b, Index h, Index t) {
+      for (Index n = 0; n < s.dim; ++n)
+        both.push_back({double(row(values, b, h, t)[n]),
+                        {tangents.given() ? double(row(tangents, b, h, t)[n]) : 0.0}});
+    });
     return both;
   };
   const auto of_tensor = [&](bool used, const TensorView<const Real>& values,
@@ -377,14 +377,14 @@ void read_out_duals(const CallContext<Real>& c, const ReadoutJvps& readout,
   readout.read_out(context);
   const auto write = [&](const std::vector<DualNumber>& from, Index columns,
                          const TensorView<Real>& values, const TensorView<Real>& tangents) {
+    if (from.empty()) return;
     std::size_t next = 0;
-    for (Index b = 0; b < g.batch && !from.empty(); ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index t = 0; t < g.len_q; ++t)
-          for (Index n = 0; n < columns; ++n, ++next) {
-            if (values.given()) values(b, h, t, n) = Real(from[next].value);
-            if (tangents.given()) tangents(b, h, t, n) = Real(from[next].grad[0]);
-          }
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index t) {
+      for (Index n = 0; n < columns; ++n, ++next) {
+        if (values.given()) values(b, h, t, n) = Real(from[next].value);
+        if (tangents.given()) tangents(b, h, t, n) = Real(from[next].grad[0]);
+      }
+    });
   };
   write(context.out, g.dim_v, to.written.out, to.tangent.out);
   if (traits.counts_steps)

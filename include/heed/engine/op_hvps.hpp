@@ -48,66 +48,76 @@ class ScoreHvpsOf final
   using P = Pack<Real>;
   using Moved = DualPack<Real>;
 
-  // Invariant: behind key j, the sums hold what the vector's keys up to j give, and the dscores of these are those of the dots.
-  [[gnu::noinline, gnu::flatten]] void run_vector(const Score& score, ScoreTile<Real> tile,
-                                                  ScoreTangentTile<Real> moved,
-                                                  DualScoreBack<Real> back, int v) const {
-    const auto p =
-        dual_packs(scalars_in_lanes<Score>(tile.scalars), scalars_in_lanes<Score>(moved.scalars));
-    const P cap = tile.logits.cap, logit_part = back.logit_part;
-    const LanePairs<Score, Real> pairs(tile, v);
-    const PairTangents<Score, Real> pair_tangents(tile, moved, v);
-    const TilePlace& place = *tile.place;
-    const KeyRange keys = place.keys_of(v);
+  // What a vector's keys add to the features of its queries and to the score's scalars.
+  struct Sums {
     std::array<P, std::size_t(Score::query_features)> features{}, feature_tangents{};
     std::array<P, std::size_t(scalars_of<Score>)> scalar_tangents{};
-    for (Index j = keys.begin; j < keys.end; ++j) {
-      const PairOf<Score, P> pair = pairs(j, tile.dots.load(j, v));
-      const PairOf<Score, P> tangent = pair_tangents(j, moved.tangents.load(j, v), pair, pairs);
-      PairOf<Score, Moved> both, d{};
-      Directions<Score>::for_each_field(
-          [&](auto, Moved& to, const P& a, const P& b) { to = dual_pack(a, b); }, both, pair,
-          tangent);
-      both.query_index = Moved(pair.query_index);
-      both.key_index = Moved(pair.key_index);
-      ScalarsOf<Score, Moved> dp{};
-      const Moved g = back.dscores.load(j, v);
-      differentiate_score<Score>(score, both, p, g, d, dp);
-      if (tile.logits.cap != Real(0)) {
-        // logit = cap tanh(x / cap):  dx = dlogit (1 - (logit / cap)^2)
-        const Moved saturation = both.logit / Moved(cap);
-        d.logit = d.logit * (Moved(P(Real(1))) - saturation * saturation);
-      }
-      auto none = P(Real(0)) != P(Real(0));
-      if (back.hidden.data) none = is_hidden(back.hidden.load(j, v));
-      back.dscores.store(j, v, zero_where(none, d.logit * Moved(logit_part) + d.dot));
+
+    void add(const PairOf<Score, Moved>& d, const ScalarsOf<Score, Moved>& dp,
+             typename P::Mask none) {
       for (std::size_t i = 0; i < features.size(); ++i) {
         features[i] += zero_where(none, d.query[i].value);
         feature_tangents[i] += zero_where(none, tangent_of<Real>(d.query[i]));
       }
       for (std::size_t i = 0; i < scalar_tangents.size(); ++i)
         scalar_tangents[i] += zero_where(none, tangent_of<Real>(dp[i]));
-      for (int i = 0; i < kFeatures; ++i) {
-        const Index cell = (i * place.keys + j) * kLanes<Real>;
-        const auto add = [&](Real* to, P x) { (P::load(to) + zero_where(none, x)).store(to); };
-        add(back.key_lanes + cell, d.key[std::size_t(i)].value);
-        add(back.key_tangent_lanes + cell, tangent_of<Real>(d.key[std::size_t(i)]));
+    }
+    void write(const ScoreTile<Real>& tile, const DualScoreBack<Real>& back, int v) {
+      if constexpr (normed_dots<Score>) {
+        features[0] *= tile.logits.feature;
+        feature_tangents[0] *= tile.logits.feature;
       }
-      if constexpr (table_by_distance<Score>)
-        back.dtable.add(pairs.place_of(j), v, zero_where(none, d.table));
-      if constexpr (Score::has_positions)
-        back.position_tangents->template add<buckets_by_distance<Score>>(
-            place.query + v * kLanes<Real>, place.key + j,
-            zero_where(none, tangent_of<Real>(d.position)));
+      for (std::size_t i = 0; i < features.size(); ++i)
+        back.dfeatures.add(Index(i), v, dual_pack(features[i], feature_tangents[i]));
+      for (std::size_t i = 0; i < scalar_tangents.size(); ++i)
+        back.dscalar_tangents.add(Index(i), v, scalar_tangents[i]);
     }
-    if constexpr (normed_dots<Score>) {
-      features[0] *= tile.logits.feature;
-      feature_tangents[0] *= tile.logits.feature;
+  };
+
+  // Invariant: behind key j, `sums` holds what the vector's keys up to j give, and the dscores of these are those of the dots.
+  [[gnu::noinline, gnu::flatten]] void run_vector(const Score& score, ScoreTile<Real> tile,
+                                                  ScoreTangentTile<Real> moved,
+                                                  DualScoreBack<Real> back, int v) const {
+    const auto p =
+        dual_packs(scalars_in_lanes<Score>(tile.scalars), scalars_in_lanes<Score>(moved.scalars));
+    const Moved logit_part = P(back.logit_part);
+    const LanePairs<Score, Real> pairs(tile, v);
+    const PairTangents<Score, Real> pair_tangents(tile, moved, v);
+    const KeyRange keys = tile.place->keys_of(v);
+    Sums sums;
+    for (Index j = keys.begin; j < keys.end; ++j) {
+      const PairOf<Score, P> pair = pairs(j, tile.dots.load(j, v));
+      const PairOf<Score, Moved> both =
+          dual_pair<Score, Real>(pair, pair_tangents(j, moved.tangents.load(j, v), pair, pairs));
+      PairOf<Score, Moved> d{};
+      ScalarsOf<Score, Moved> dp{};
+      differentiate_score<Score>(score, both, p, back.dscores.load(j, v), d, dp);
+      d.logit = before_cap(tile.logits, both.logit, d.logit);
+      auto none = P(Real(0)) != P(Real(0));
+      if (back.hidden.data) none = is_hidden(back.hidden.load(j, v));
+      back.dscores.store(j, v, zero_where(none, d.logit * logit_part + d.dot));
+      sums.add(d, dp, none);
+      add_key_side(d, none, pairs, *tile.place, back, j, v);
     }
-    for (std::size_t i = 0; i < features.size(); ++i)
-      back.dfeatures.add(Index(i), v, dual_pack(features[i], feature_tangents[i]));
-    for (std::size_t i = 0; i < scalar_tangents.size(); ++i)
-      back.dscalar_tangents.add(Index(i), v, scalar_tangents[i]);
+    sums.write(tile, back, v);
+  }
+
+  // Adds the gradients of what the pair has of key j, of a table and of its positions.
+  static void add_key_side(const PairOf<Score, Moved>& d, typename P::Mask none,
+                           const LanePairs<Score, Real>& pairs, const TilePlace& place,
+                           const DualScoreBack<Real>& back, Index j, int v) {
+    const auto add = [&](Real* to, const P& x) { (P::load(to) + zero_where(none, x)).store(to); };
+    for (int i = 0; i < kFeatures; ++i) {
+      const Index cell = (i * place.keys + j) * kLanes<Real>;
+      add(back.key_lanes + cell, d.key[std::size_t(i)].value);
+      add(back.key_tangent_lanes + cell, tangent_of<Real>(d.key[std::size_t(i)]));
+    }
+    if constexpr (table_by_distance<Score>)
+      back.dtable.add(pairs.place_of(j), v, zero_where(none, d.table));
+    if constexpr (Score::has_positions)
+      back.position_tangents->template add<buckets_by_distance<Score>>(
+          place.query + v * kLanes<Real>, place.key + j,
+          zero_where(none, tangent_of<Real>(d.position)));
   }
 };
 

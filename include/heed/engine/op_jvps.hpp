@@ -94,36 +94,39 @@ struct AlongRow {
   void add_input(Index c, Pack<Real> g) const { sum += g * tangent.input.load(c, vector); }
 };
 
+// A pair that moves.
+template <class Score, class Real>
+[[nodiscard, gnu::always_inline]] inline PairOf<Score, DualPack<Real>> dual_pair(
+    const PairOf<Score, Pack<Real>>& pair, const PairOf<Score, Pack<Real>>& tangent) {
+  using D = DualPack<Real>;
+  PairOf<Score, D> both;
+  Directions<Score>::for_each_field(
+      [](auto, D& to, const Pack<Real>& a, const Pack<Real>& b) { to = dual_pack(a, b); }, both,
+      pair, tangent);
+  both.query_index = D(pair.query_index);
+  both.key_index = D(pair.key_index);
+  return both;
+}
+
 // The tangent of score(pair, p) along dpair and dp.
-template <class Score, class Form, class S>
-[[gnu::always_inline]] inline S score_tangent(const Form& form, const PairOf<Score, S>& pair,
-                                              const ScalarsOf<Score, S>& p,
-                                              const PairOf<Score, S>& dpair,
-                                              const ScalarsOf<Score, S>& dp) {
-  using At = Directions<Score>;
-  if constexpr (HasScoreVjp<Score, S>) {
-    PairOf<Score, S> slope{};
-    ScalarsOf<Score, S> scalar_slope{};
-    form.score_vjp(pair, p, math::constant<S>(1), slope, scalar_slope);
-    S sum = math::constant<S>(0);
-    At::for_each_field([&](auto, const S& a, const S& b) { sum += a * b; }, slope, dpair);
+template <class Score, class Form, class Real>
+[[gnu::always_inline]] inline Pack<Real> score_tangent(const Form& form,
+                                                       const PairOf<Score, Pack<Real>>& pair,
+                                                       const ScalarsOf<Score, Pack<Real>>& p,
+                                                       const PairOf<Score, Pack<Real>>& dpair,
+                                                       const ScalarsOf<Score, Pack<Real>>& dp) {
+  using P = Pack<Real>;
+  if constexpr (HasScoreVjp<Score, P>) {
+    PairOf<Score, P> slope{};
+    ScalarsOf<Score, P> scalar_slope{};
+    form.score_vjp(pair, p, P(Real(1)), slope, scalar_slope);
+    P sum = Real(0);
+    Directions<Score>::for_each_field([&](auto, const P& a, const P& b) { sum += a * b; }, slope,
+                                      dpair);
     for_directions<scalars_of<Score>>([&](auto i) { sum += scalar_slope[i] * dp[i]; });
     return sum;
   } else {
-    using D = LaneDual<S, 1>;
-    const auto lift = [](D & to, const S& value, const S& tangent) __attribute__((always_inline)) {
-      to = D::template variable<0>(value);
-      to.grad[0] = tangent;
-    };
-    PairOf<Score, D> lifted;
-    At::for_each_field([&](auto, D& to, const S& a, const S& b) { lift(to, a, b); }, lifted, pair,
-                       dpair);
-    lifted.query_index = D(pair.query_index);
-    lifted.key_index = D(pair.key_index);
-    ScalarsOf<Score, D> scalars;
-    for_directions<scalars_of<Score>>([&](auto i) { lift(scalars[i], p[i], dp[i]); });
-    const D result = form.score(lifted, scalars);
-    return result.moves[0] ? result.grad[0] : math::constant<S>(0);
+    return tangent_of<Real>(form.score(dual_pair<Score, Real>(pair, dpair), dual_packs(p, dp)));
   }
 }
 
@@ -152,12 +155,7 @@ class PairTangents {
                                                      const LanePairs<Score, Real>& pairs) const {
     PairOf<Score, P> d;
     d.dot = dot * logits_.dot;
-    d.logit = dot * logits_.keep;
-    if (logits_.cap != Real(0)) {
-      // logit = cap tanh(x / cap):  logit. = x. (1 - (logit / cap)^2)
-      const P saturation = pair.logit / P(logits_.cap);
-      d.logit = d.logit * (Real(1) - saturation * saturation);
-    }
+    d.logit = before_cap(logits_, pair.logit, P(dot * logits_.keep));
     if constexpr (Score::has_projection)
       if (projected_.data) d.projected = projected_.load(j, v_);
     if constexpr (table_by_distance<Score>)
@@ -291,7 +289,7 @@ class ScoreJvpsOf final : public ScoreJvps<Real> {
       for (Index j = keys.begin; j < keys.end; ++j) {
         const auto pair = pairs(j, dots.load(j, v));
         const auto d = pair_tangents(j, tangents.load(j, v), pair, pairs);
-        tangents.store(j, v, score_tangent<Score>(form, pair, p, d, dp));
+        tangents.store(j, v, score_tangent<Score, Form, Real>(form, pair, p, d, dp));
       }
     }
   }

@@ -222,8 +222,7 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
   };
 
   // One vector of queries against all keys of the tile. What the loops read comes by value: it then stays in registers. Dual
-  // numbers cost little where every call is part of the loop, hence flatten. GCC 12 flattens no call inside of a lambda that it
-  // has cloned, hence the attribute of run_back.
+  // numbers cost little where every call is part of the loop, hence flatten.
   template <bool Hidden, class Form>
   void run_vector(const Form& form, const ScoreTile<Real>& tile, const ScoreBack<Real>& back,
                   int v) const {
@@ -252,8 +251,7 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
                                              const KeyRange keys) const {
     HeldForm<Form> form = of_op;
     const auto p = scalars_in_lanes<Score>(tile.scalars);
-    const P cap = tile.logits.cap, logit_part = back.logit_part;
-    const bool capped = tile.logits.cap != Real(0);
+    const P logit_part = back.logit_part;
     const LanePairs<Score, Real> pairs(tile, v);
     const LaneTile<Real> dots = tile.dots, dscores = back.dscores, marks = back.hidden;
     const Index tile_keys = tile.place->keys;
@@ -261,17 +259,9 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
     for (Index j = keys.begin; j < keys.end; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
-      const auto run_back = [&](Sums<Form> & sums) __attribute__((always_inline)) {
-        differentiate(form, pair, p, dscores.load(j, v), d, sums);
-        if (!capped) [[likely]]
-          return;
-        // logit = cap tanh(x / cap):  dx = dlogit (1 - (logit / cap)^2)
-        const P saturation = pair.logit / cap;
-        d.logit = d.logit * (Real(1) - saturation * saturation);
-      };
       if constexpr (Hidden) {
         Sums<Form> own;
-        run_back(own);
+        differentiate(form, tile.logits, pair, p, dscores.load(j, v), d, own);
         const auto hidden = is_hidden(marks.load(j, v));
         const auto drop = [&](P& g) { g = zero_where(hidden, g); };
         for (P* g : {&d.dot, &d.logit, &d.projected, &d.table, &d.position}) drop(*g);
@@ -281,7 +271,7 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
           sum += g;
         });
       } else {
-        run_back(total);
+        differentiate(form, tile.logits, pair, p, dscores.load(j, v), d, total);
       }
       dscores.store(j, v, mul_add(d.logit, logit_part, d.dot));
       keep_derived_keys<key_gradients_of<Form>()>(tile, back, tile_keys, j, v, d, pair, pairs);
@@ -291,7 +281,8 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
 
   // d of the pair; what belongs to its query and to the score's scalars is added to `sums`.
   template <class Form>
-  [[gnu::always_inline]] static void differentiate(const Form& form, const PairOf<Score, P>& pair,
+  [[gnu::always_inline]] static void differentiate(const Form& form, const LogitFactors<Real>& c,
+                                                   const PairOf<Score, P>& pair,
                                                    const ScalarsOf<Score, P>& p, P g,
                                                    PairOf<Score, P>& d, Sums<Form>& sums) {
     if constexpr (GathersSums<Form>) {
@@ -300,6 +291,7 @@ class ScoreVjpsOf final : public RowVjpsOf<ScoreVjps<Real>, Score, Score, Real, 
       differentiate_score<Score>(form, pair, p, g, d, sums.scalars);
       for (std::size_t i = 0; i < sums.query.size(); ++i) sums.query[i] += d.query[i];
     }
+    d.logit = before_cap(c, pair.logit, d.logit);
   }
   template <class Form, class Query>
   void add_sums(const Form& form, const Sums<Form>& total, const Query& query_values,

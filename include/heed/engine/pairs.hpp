@@ -31,6 +31,16 @@ template <class Score, class Real>
   if (c.cap != Real(0)) pair.logit = c.cap * math::tanh(pair.logit * c.inverse_cap);
 }
 
+// What stands before a soft cap: of logit = cap tanh(x / cap), dx = dlogit (1 - (logit / cap)^2); x. and logit. likewise.
+template <class Real, class S>
+[[nodiscard, gnu::always_inline]] inline S before_cap(const LogitFactors<Real>& c, const S& logit,
+                                                      const S& dlogit) {
+  if (c.cap == Real(0)) [[likely]]
+    return dlogit;
+  const S saturation = logit / S(Pack<Real>(c.cap));
+  return dlogit * (math::constant<S>(1) - saturation * saturation);
+}
+
 // Query features as pairs have them.
 template <class Score, class Real, std::size_t n>
 void move_factor(const LogitFactors<Real>& c, std::array<Pack<Real>, n>& query) {

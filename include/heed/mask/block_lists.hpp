@@ -145,13 +145,11 @@ template <class Number>
                                         Index key_block) {
   const Shape& s = keep.shape();
   BlockLists lists{query_block, key_block, {0}, {}, s.batch, s.heads};
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index h = 0; h < s.heads; ++h)
-      for (Index row = 0; row < s.len; ++row) {
-        for (Index k = 0; k < s.dim; ++k)
-          if (keep(b, h, row, k) != Number(0)) lists.indices.push_back(k);
-        lists.start.push_back(Index(lists.indices.size()));
-      }
+  for_each_row(s, [&](Index b, Index h, Index row) {
+    for (Index k = 0; k < s.dim; ++k)
+      if (keep(b, h, row, k) != Number(0)) lists.indices.push_back(k);
+    lists.start.push_back(Index(lists.indices.size()));
+  });
   return lists;
 }
 

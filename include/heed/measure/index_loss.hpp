@@ -86,10 +86,10 @@ class IndexLoss {
     return index_inputs_;
   }
   static void zero(const TensorView<Real>& view) {
-    const Shape s = view.given() ? view.shape() : Shape{};
-    for (Index b = 0; b < s.batch; ++b)
-      for (Index h = 0; h < s.heads; ++h)
-        for (Index t = 0; t < s.len; ++t) std::fill_n(view.row(b, h, t), s.dim, Real(0));
+    if (!view.given()) return;
+    for_each_row(view.shape(), [&](Index b, Index h, Index t) {
+      std::fill_n(view.row(b, h, t), view.shape().dim, Real(0));
+    });
   }
   // Loss and dL/dI of query i, row n of the block, and the gradients of its index heads.
   void take_row(Index b, Index i, Index n) {

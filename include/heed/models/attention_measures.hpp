@@ -64,10 +64,9 @@ template <class Op>
   for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
     if (!layer.stage.has_mean(d)) continue;
     double sum = 0;
-    for (Index b = 0; b < batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i)
-          if (chosen(b, i)) sum += double(saved.diagnostics[d][std::size_t(g.row_index(b, h, i))]);
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      if (chosen(b, i)) sum += double(saved.diagnostics[d][std::size_t(g.row_index(b, h, i))]);
+    });
     means.emplace_back(saved.diagnostic_names[d], sum / std::max(1.0, rows));
   }
   return means;
@@ -142,14 +141,12 @@ void measure_lambda(const Op& op, const reference::Problem<double>& problem,
   if constexpr (requires { op.normaliser.lambda_of(Index(0), 0.0); }) {
     const Geometry& g = problem.geometry;
     double sum = 0, rows = 0;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i) {
-          if (!chosen(b, i)) continue;
-          sum += op.normaliser.lambda_of(
-              h, problem.extra.empty() ? 0.0 : problem.extra[std::size_t(g.row_index(b, h, i))]);
-          ++rows;
-        }
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      if (!chosen(b, i)) return;
+      sum += op.normaliser.lambda_of(
+          h, problem.extra.empty() ? 0.0 : problem.extra[std::size_t(g.row_index(b, h, i))]);
+      ++rows;
+    });
     to.emplace_back("lambda", sum / std::max(1.0, rows));
   }
 }
@@ -165,14 +162,12 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, const Chose
     op.read_out_reference(context);
     const Geometry& g = p.geometry;
     double sum = 0, numbers = 0;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i) {
-          if (!chosen(b, i)) continue;
-          const double* row = context.out.data() + g.row_index(b, h, i) * g.dim_v;
-          for (Index c = 0; c < g.dim_v; ++c) sum += row[c];
-          numbers += double(g.dim_v);
-        }
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      if (!chosen(b, i)) return;
+      const double* row = context.out.data() + g.row_index(b, h, i) * g.dim_v;
+      for (Index c = 0; c < g.dim_v; ++c) sum += row[c];
+      numbers += double(g.dim_v);
+    });
     to.emplace_back("mean_gate", sum / std::max(1.0, numbers));
   }
 }
@@ -268,13 +263,11 @@ void measure_steps(const ProjectedAttention<Op>& layer, Index batch, Index len,
     if (saved.diagnostic_names[d] != "steps_used") continue;
     std::map<Index, double> counts;
     double rows = 0;
-    for (Index b = 0; b < batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < len; ++i) {
-          if (!chosen(b, i)) continue;
-          ++counts[Index(saved.diagnostics[d][std::size_t(g.row_index(b, h, i))])];
-          ++rows;
-        }
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      if (!chosen(b, i)) return;
+      ++counts[Index(saved.diagnostics[d][std::size_t(g.row_index(b, h, i))])];
+      ++rows;
+    });
     for (const auto& [steps, count] : counts)
       to.emplace_back("steps_used=" + std::to_string(steps), count / rows);
   }

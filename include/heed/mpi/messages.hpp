@@ -166,11 +166,9 @@ inline constexpr auto kOwnRow = [](Index, Index n) { return n; };
 // Writes dense numbers to the rows of `to`; returns where those behind them stand.
 template <class Number, class Real>
 const Number* write_rows(const Number* from, const TensorView<Real>& to) {
-  const Shape& s = to.shape();
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index h = 0; h < s.heads; ++h)
-      for (Index t = 0; t < s.len; ++t)
-        for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) = Real(*from++);
+  for_each_row(to.shape(), [&](Index b, Index h, Index t) {
+    for (Index c = 0; c < to.shape().dim; ++c) to(b, h, t, c) = Real(*from++);
+  });
   return from;
 }
 

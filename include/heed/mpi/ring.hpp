@@ -538,19 +538,16 @@ class RingCall {
     return block;
   }
   static void copy_rows(const TensorView<const Real>& from, const TensorView<Real>& to) {
-    const Shape& s = from.shape();
-    for (Index b = 0; b < s.batch; ++b)
-      for (Index h = 0; h < s.heads; ++h)
-        for (Index t = 0; t < s.len; ++t) std::copy_n(from.row(b, h, t), s.dim, to.row(b, h, t));
+    for_each_row(from.shape(), [&](Index b, Index h, Index t) {
+      std::copy_n(from.row(b, h, t), from.shape().dim, to.row(b, h, t));
+    });
   }
   // Adds the terms to a tensor that is given.
   static void add(const TensorView<Real>& terms, const TensorView<Real>& to) {
     if (!to.given()) return;
-    const Shape& s = terms.shape();
-    for (Index b = 0; b < s.batch; ++b)
-      for (Index h = 0; h < s.heads; ++h)
-        for (Index t = 0; t < s.len; ++t)
-          for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) += terms(b, h, t, c);
+    for_each_row(terms.shape(), [&](Index b, Index h, Index t) {
+      for (Index c = 0; c < terms.shape().dim; ++c) to(b, h, t, c) += terms(b, h, t, c);
+    });
   }
   [[nodiscard]] Block own_block() const {
     Block block = block_for(comm_.rank());

@@ -214,11 +214,10 @@ class StageOfAnyOp {
     const Geometry& g = saved_.stamp.geometry;
     const auto add = [&](const std::string& name, const std::vector<Real>& rows) {
       TokenNumbers numbers{name, std::vector<double>(std::size_t(g.batch * g.len_q))};
-      for (Index b = 0; b < g.batch; ++b)
-        for (Index h = 0; h < g.heads; ++h)
-          for (Index t = 0; t < g.len_q; ++t)
-            numbers.of[std::size_t(b * g.len_q + t)] +=
-                double(rows[std::size_t(g.row_index(b, h, t))]) / double(g.heads);
+      for_each_row(g.out_shape(), [&](Index b, Index h, Index t) {
+        numbers.of[std::size_t(b * g.len_q + t)] +=
+            double(rows[std::size_t(g.row_index(b, h, t))]) / double(g.heads);
+      });
       all.push_back(std::move(numbers));
     };
     for (std::size_t d = 0; d < saved_.diagnostics.size(); ++d)

@@ -263,14 +263,11 @@ struct ReadoutFormula {
     return tape.columns() * longest(readout, g);
   }
   static void reference(const Readout& readout, ReadoutContext<Real>& all) {
-    const Geometry& g = all.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i) {
-          const LongHandReadout<Readout, Real> row(readout, all, b, h, i);
-          const std::vector<Real> out = row.keep(readout.forward(row)).e.x;
-          std::copy(out.begin(), out.end(), all.out_row(b, h, i));
-        }
+    for_each_row(all.geometry.out_shape(), [&](Index b, Index h, Index i) {
+      const LongHandReadout<Readout, Real> row(readout, all, b, h, i);
+      const std::vector<Real> out = row.keep(readout.forward(row)).e.x;
+      std::copy(out.begin(), out.end(), all.out_row(b, h, i));
+    });
   }
   // x[i] = f(x[i]), slope[i] = f'(x[i]) unless slope is null, f the readout's value().
   static void map_values(const Readout& readout, Real* x, Real* slope, Index n) {

@@ -96,11 +96,10 @@ void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
                               mask.rules};
   problem.bias.clear();
   problem.bias_shape = mask.bias.shape();
-  const Shape& s = problem.bias_shape;
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index h = 0; h < s.heads; ++h)
-      for (Index i = 0; i < s.len; ++i)
-        for (Index j = 0; j < s.dim; ++j) problem.bias.push_back(S(mask.bias(b, h, i, j)));
+  for_each_row(problem.bias_shape, [&](Index b, Index h, Index i) {
+    for (Index j = 0; j < problem.bias_shape.dim; ++j)
+      problem.bias.push_back(S(mask.bias(b, h, i, j)));
+  });
 }
 
 // What an op asks of the sizes of a problem.
@@ -192,12 +191,12 @@ template <class S>
 [[nodiscard]] std::vector<S> query_columns(const Problem<S>& problem, const ColumnRange& columns) {
   const Geometry& g = problem.geometry;
   std::vector<S> all;
-  for (Index b = 0; b < g.batch && columns.count > 0; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index t = 0; t < g.len_q; ++t)
-        for (const S& number :
-             inputs_of(problem.query_inputs, problem.query_inputs_shape, g, b, h, t, columns))
-          all.push_back(number);
+  if (columns.count == 0) return all;
+  for_each_row(g.out_shape(), [&](Index b, Index h, Index t) {
+    for (const S& number :
+         inputs_of(problem.query_inputs, problem.query_inputs_shape, g, b, h, t, columns))
+      all.push_back(number);
+  });
   return all;
 }
 

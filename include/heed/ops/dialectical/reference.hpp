@@ -24,10 +24,9 @@ class DialecticalLongHand {
 
   void run() {
     const Geometry& g = context_.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i)
-          rows_.push_back(first_state(context_.out_row(b, h, i), context_.query_row(b, h, i)));
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      rows_.push_back(first_state(context_.out_row(b, h, i), context_.query_row(b, h, i)));
+    });
     for (int t = 0; t < options_.max_steps; ++t) {
       bool any_active = false;
       for (std::size_t r = 0; r < rows_.size(); ++r) {

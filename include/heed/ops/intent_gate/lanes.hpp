@@ -122,15 +122,14 @@ struct GateReadout : PlainReadout, IntentGateOptions {
   template <class S, class Logit>
   void gate_rows(ReadoutContext<S>& context, const Logit& logit) const {
     const Geometry& g = context.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i)
-          for (Index c = 0; c < g.dim_v; ++c) {
-            S x = logit(b, h, i, grain == GateGrain::elementwise ? c : 0);
-            if (bias.given()) x = x + bias.head(h);
-            S* out = context.out_row(b, h, i);
-            out[c] = math::sigmoid(x) * out[c];
-          }
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      S* out = context.out_row(b, h, i);
+      for (Index c = 0; c < g.dim_v; ++c) {
+        S x = logit(b, h, i, grain == GateGrain::elementwise ? c : 0);
+        if (bias.given()) x = x + bias.head(h);
+        out[c] = math::sigmoid(x) * out[c];
+      }
+    });
   }
 };
 

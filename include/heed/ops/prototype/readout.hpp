@@ -76,17 +76,15 @@ struct PrototypePull {
   template <class S>
   void reference(ReadoutContext<S>& context) const {
     const Geometry g = context.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i) {
-          const S* q = context.query_row(b, h, i);
-          const Index w = winner_of(q, h);
-          context.diagnostics[0][std::size_t(g.row_index(b, h, i))] = double(w);
-          if (w < 0) continue;
-          S* out = context.out_row(b, h, i);
-          for (Index c = 0; c < g.dim_v; ++c)
-            out[c] = out[c] + pull.head(h) * (memory.prototype(h, w)[c] - q[c]);
-        }
+    for_each_row(g.out_shape(), [&](Index b, Index h, Index i) {
+      const S* q = context.query_row(b, h, i);
+      const Index w = winner_of(q, h);
+      context.diagnostics[0][std::size_t(g.row_index(b, h, i))] = double(w);
+      if (w < 0) return;
+      S* out = context.out_row(b, h, i);
+      for (Index c = 0; c < g.dim_v; ++c)
+        out[c] = out[c] + pull.head(h) * (memory.prototype(h, w)[c] - q[c]);
+    });
   }
 
  private:
