@@ -4,6 +4,7 @@
 #include <heed/autodiff/tape.hpp>
 #include <heed/core/scalar.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/functions.hpp>
 #include <heed/simd/instructions.hpp>
 
 #include "catch.hpp"
