@@ -52,11 +52,10 @@ namespace detail {
 template <class F>
 void for_each_by_token(const Shape& shape, F&& f) {
   Index n = 0;
-  for (Index b = 0; b < shape.batch; ++b)
-    for (Index h = 0; h < shape.heads; ++h)
-      for (Index t = 0; t < shape.len; ++t)
-        for (Index c = 0; c < shape.dim; ++c)
-          f(std::size_t(n++), std::size_t(((b * shape.len + t) * shape.heads + h) * shape.dim + c));
+  for_each_row(shape, [&](Index b, Index h, Index t) {
+    for (Index c = 0; c < shape.dim; ++c)
+      f(std::size_t(n++), std::size_t(((b * shape.len + t) * shape.heads + h) * shape.dim + c));
+  });
 }
 template <class Real>
 [[nodiscard]] std::vector<Real> by_token(const std::vector<Real>& numbers, const Shape& shape) {

@@ -192,14 +192,12 @@ void to_weights(std::vector<Real>& row, Real scale) {
 [[nodiscard]] inline BlockLists for_query_heads(const BlockLists& of, const Geometry& g) {
   BlockLists lists{of.query_block, of.key_block, {0}, {}, of.batch, g.heads};
   const Index rows = (Index(of.start.size()) - 1) / (of.batch * of.heads);
-  for (Index b = 0; b < of.batch; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index i = 0; i < rows; ++i) {
-        const auto at = std::size_t((b * of.heads + g.kv_head(h)) * rows + i);
-        lists.indices.insert(lists.indices.end(), of.indices.begin() + of.start[at],
-                             of.indices.begin() + of.start[at + 1]);
-        lists.start.push_back(Index(lists.indices.size()));
-      }
+  for_each_row({of.batch, g.heads, rows}, [&](Index b, Index h, Index i) {
+    const auto at = std::size_t((b * of.heads + g.kv_head(h)) * rows + i);
+    lists.indices.insert(lists.indices.end(), of.indices.begin() + of.start[at],
+                         of.indices.begin() + of.start[at + 1]);
+    lists.start.push_back(Index(lists.indices.size()));
+  });
   return lists;
 }
 

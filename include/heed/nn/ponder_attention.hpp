@@ -204,12 +204,10 @@ class PonderAttention final : public AttentionLayer<Real> {
   void for_trail(Index batch, Index tokens, F&& f) const {
     const Index heads = projected.heads().heads, dim = projected.heads().dim_v,
                 len = batch > 0 ? tokens / batch : 0, earlier = steps() - 1;
-    for (Index b = 0; b < batch; ++b)
-      for (Index h = 0; h < heads; ++h)
-        for (Index i = 0; i < len; ++i)
-          for (Index n = 0; n < earlier; ++n)
-            f(n * tokens + b * len + i, h * dim,
-              ((b * heads + h) * len + i) * earlier * dim + n * dim);
+    for_each_row({batch, heads, len}, [&](Index b, Index h, Index i) {
+      for (Index n = 0; n < earlier; ++n)
+        f(n * tokens + b * len + i, h * dim, ((b * heads + h) * len + i) * earlier * dim + n * dim);
+    });
   }
   // Collects z_n of all heads side by side, from the op's steps.
   void take_trail(Index batch, Index tokens) {
