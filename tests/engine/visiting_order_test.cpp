@@ -8,6 +8,7 @@
 #include <heed/engine/ordered_sums.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -190,6 +191,36 @@ TEST_CASE("a visitor leaves its terms and goes; one that must come in turn waits
   CHECK(sums.total()[0] == 0);
   add(0, 1e100);
   CHECK(sums.total()[0] == 1);  // (1e100 - 1e100) + 1
+}
+
+TEST_CASE("families join the total in their order, whoever ends first") {
+  const VisitingOrder order{1, 3, 1, 1, 1};
+  OrderedSums sums(order, 3, 2, 1);
+  const auto add = [&](Index family, double term) {
+    sums.add(order.visit(family, 0), false, [&](double* to) { to[0] += term; });
+  };
+  add(1, -1e100);
+  add(2, 1);
+  CHECK(sums.total()[0] == 0);
+  add(0, 1e100);
+  CHECK(sums.total()[0] == 1);  // (1e100 - 1e100) + 1
+}
+
+TEST_CASE("a family waits until the one that had its place is part of the total") {
+  const VisitingOrder order{1, 2, 2, 1, 1};  // two families of two turns
+  OrderedSums sums(order, 1, 2, 1);
+  std::atomic<bool> first_ends{false}, waited{false};
+  sums.add(order.visit(0, 0), false, [](double* to) { to[0] += 1; });
+  std::thread second([&] {
+    sums.add(order.visit(1, 0), false, [&](double*) { waited = first_ends.load(); });
+  });
+  // Time for the second family to add, if nothing holds it.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  first_ends = true;
+  sums.add(order.visit(0, 1), false, [](double* to) { to[0] += 1; });
+  second.join();
+  CHECK(waited);
+  CHECK(sums.total()[0] == 2);
 }
 
 TEMPLATE_TEST_CASE("terms of single numbers among zeros are added, wherever they are", "", float,
