@@ -17,6 +17,13 @@ if(HEED_SANITIZE)
   target_compile_options(heed_own INTERFACE ${HEED_SANITIZED} -UNDEBUG -fno-omit-frame-pointer)
   target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
+  if(HEED_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    # Tests replace operator new, which only the sanitizer's shared library lets them do.
+    execute_process(COMMAND "${CMAKE_CXX_COMPILER}" "-print-file-name=libclang_rt.tsan-${CMAKE_SYSTEM_PROCESSOR}.so"
+                    OUTPUT_VARIABLE runtime OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    cmake_path(GET runtime PARENT_PATH runtime)
+    target_link_options(heed_own INTERFACE -shared-libsan "LINKER:-rpath,${runtime}")
+  endif()
   # Tests request more memory than there is; clang's OpenMP keeps its memory for threads to the end.
   file(WRITE "${PROJECT_BINARY_DIR}/leaks.txt" "leak:libomp\n")
   # Tests that mpirun starts do not look for leaks: the memory that an MPI keeps to the end belongs
