@@ -27,9 +27,20 @@ struct Allocations {
     if (until_failure.load() >= 0 && until_failure.fetch_sub(1) == 0) throw std::bad_alloc();
     const std::size_t whole =
         (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
+#if defined(_WIN32)
+    void* memory = _aligned_malloc(whole, alignment);
+#else
     void* memory = std::aligned_alloc(alignment, whole);
+#endif
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
+  }
+  static void give_back(void* memory) noexcept {
+#if defined(_WIN32)
+    _aligned_free(memory);
+#else
+    std::free(memory);
+#endif
   }
 };
 
@@ -55,19 +66,27 @@ struct Allocations {
     return nullptr;
   }
 }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  heed_test::Allocations::give_back(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory) noexcept {
+  heed_test::Allocations::give_back(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  heed_test::Allocations::give_back(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept {
+  heed_test::Allocations::give_back(memory);
+}
 [[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  heed_test::Allocations::give_back(memory);
 }
 [[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  heed_test::Allocations::give_back(memory);
 }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  heed_test::Allocations::give_back(memory);
 }
 [[gnu::noinline]] void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  heed_test::Allocations::give_back(memory);
 }
