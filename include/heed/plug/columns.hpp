@@ -223,7 +223,7 @@ class ColumnsOf final : public ColumnFormula<Real> {
   [[gnu::noinline, gnu::flatten]] void go_back(const ColumnPairs<Real>& of,
                                                const ColumnBack<Real>& to, Index first,
                                                Index count) const {
-    constexpr Index together = 4;
+    constexpr Index together = std::min<Index>(4, W);
     const ColumnPairs<Real> pairs = of;
     const ColumnBack<Real> back = to;
     const Index columns = pairs.width / kNumbers;
