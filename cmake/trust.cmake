@@ -162,6 +162,8 @@ elseif(cpuinfo MATCHES "AuthenticAMD[^:]*: 25\n")
   endif()
 elseif(cpuinfo MATCHES "GenuineIntel.*: 6\nmodel[^:]*: 207\n")
   set(machine "Emerald Rapids")
+elseif(cpuinfo MATCHES "GenuineIntel.*: 6\nmodel[^:]*: 106\n")
+  set(machine "Ice Lake")
 endif()
 
 set(lanes "")

@@ -432,6 +432,7 @@ TEST_CASE("A machine is called by its class, others by vendor, family and model"
   CHECK(kind("AuthenticAMD", "25", "17", "sse2 avx avx2 avx512f avx512vl") == "Zen 4 (AVX-512)");
   CHECK(kind("AuthenticAMD", "26", "2", "sse2 avx avx2 avx512f") == "Zen 5 (AVX-512)");
   CHECK(kind("GenuineIntel", "6", "207", "sse2 avx avx2 avx512f") == "Emerald Rapids (AVX-512)");
+  CHECK(kind("GenuineIntel", "6", "106", "sse2 avx avx2 avx512f") == "Ice Lake (AVX-512)");
   CHECK(kind("GenuineIntel", "6", "143", "sse2 avx avx2 avx512f") ==
         "GenuineIntel family 6 model 143 (AVX-512)");
   CHECK(kind("GenuineIntel", "6", "42", "sse2 avx") == "GenuineIntel family 6 model 42 (AVX)");

@@ -121,6 +121,7 @@ std::string machine_kind(const std::string& cpuinfo) {
   if (vendor == "AuthenticAMD" && family == "25") return (wide ? "Zen 4" : "Zen 3") + widest;
   if (vendor == "AuthenticAMD" && family == "26") return "Zen 5" + widest;
   if (vendor == "GenuineIntel" && family == "6" && model == "207") return "Emerald Rapids" + widest;
+  if (vendor == "GenuineIntel" && family == "6" && model == "106") return "Ice Lake" + widest;
   return vendor + " family " + family + " model " + model + widest;
 }
 
