@@ -211,9 +211,8 @@ TEST_CASE("a family waits until the one that had its place is part of the total"
   OrderedSums sums(order, 1, 2, 1);
   std::atomic<bool> first_ends{false}, waited{false};
   sums.add(order.visit(0, 0), false, [](double* to) { to[0] += 1; });
-  std::thread second([&] {
-    sums.add(order.visit(1, 0), false, [&](double*) { waited = first_ends.load(); });
-  });
+  std::thread second(
+      [&] { sums.add(order.visit(1, 0), false, [&](double*) { waited = first_ends.load(); }); });
   // Time for the second family to add, if nothing holds it.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   first_ends = true;
