@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles for Windows on x86-64 on another machine, and runs the programs in Wine (Debian: g++-mingw-w64-x86-64-posix, wine64):
 #   cmake -P cmake/check.cmake -- -DCMAKE_TOOLCHAIN_FILE=cmake/windows.cmake
-# `wineserver -p` keeps Wine's server running: a program that began while it ended was seen to wait forever.
 # -DCMAKE_CXX_COMPILER=clang++-19 takes clang, with the libraries of Debian's g++; it compiles for AVX, too, which the
 # environment's CXXFLAGS=-march=x86-64-v3 asks for.
 set(CMAKE_SYSTEM_NAME Windows)
