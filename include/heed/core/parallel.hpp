@@ -65,16 +65,17 @@ inline std::atomic<long> process_with_threads{0};
 [[nodiscard]] inline int workers_to_be_had(int workers) {
   thread_local int started = 1;
   if (workers <= started) return workers;
-  std::atomic<bool> done{false};
+  std::mutex gate;
+  std::unique_lock closed(gate);
   std::vector<std::thread> others;
   const auto end_all = [&] {
-    done = true;
-    done.notify_all();
+    closed.unlock();
     for (std::thread& other : others) other.join();
   };
   try {
     others.reserve(std::size_t(workers - 1));
-    while (int(others.size()) < workers - 1) others.emplace_back([&done] { done.wait(false); });
+    while (int(others.size()) < workers - 1)
+      others.emplace_back([&gate] { const std::lock_guard waits(gate); });
   } catch (const std::system_error&) {  // there are no more threads
   } catch (...) {
     end_all();
