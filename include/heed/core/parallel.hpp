@@ -74,8 +74,7 @@ inline std::atomic<long> process_with_threads{0};
   };
   try {
     others.reserve(std::size_t(workers - 1));
-    while (int(others.size()) < workers - 1)
-      others.emplace_back([&gate] { const std::lock_guard waits(gate); });
+    for (int n = 1; n < workers; ++n) others.emplace_back([&] { std::lock_guard waits(gate); });
   } catch (const std::system_error&) {  // there are no more threads
   } catch (...) {
     end_all();
