@@ -15,7 +15,7 @@ set(HEED_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion
 target_compile_options(heed_own INTERFACE ${HEED_WARNINGS} ${HEED_COMPILER_MEMORY})
 if(HEED_SANITIZE)
   target_compile_options(heed_own INTERFACE ${HEED_SANITIZED} -UNDEBUG -fno-omit-frame-pointer)
-  target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
+  target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS HEED_SANITIZED)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
   if(HEED_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     # Tests replace operator new, which only the sanitizer's shared library lets them do.
