@@ -72,7 +72,6 @@ foreach(level IN LISTS heed_c_levels)
   endif()
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
-#include <heed/compiled_engine.hpp>
 
 namespace heed_c {
 const heed_table& table_@name@();

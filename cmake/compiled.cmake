@@ -32,7 +32,6 @@ function(heed_write_compiled folder out)
     set(source "${folder}/ops_${file}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {

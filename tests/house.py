@@ -281,7 +281,7 @@ def print_costs(folder, command):
             total = show(f"both ways {name}: sdpa and {further}", both_ways(door, SDPA, op))
             print(f"{'  a further op in the same file: ' + further:<52} {total - alone:>6.2f}")
     show("explain() beside heed::compiled: dar",
-         f"#include <heed/compiled.hpp>\n#include <heed/compiled_engine.hpp>\n#include <heed/explain.hpp>\n{DAR[0]}"
+         f"#include <heed/compiled.hpp>\n#include <heed/explain.hpp>\n{DAR[0]}"
          f"heed::Explanation of(const {DAR[1]}& op, const heed::Geometry& g) {{ return heed::explain(op, g); }}\n")
     print(f"{held} of {len(COSTS)} costs hold")
     return 0 if held == len(COSTS) else 1

@@ -3,7 +3,6 @@
 
 #include "zoo.hpp"
 
-#include <heed/compiled_engine.hpp>
 #include <heed/models/attention_weights.hpp>
 #include <heed/mpi/compiled_ranks.hpp>
 

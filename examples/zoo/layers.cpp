@@ -6,7 +6,6 @@
 #include "nsa.hpp"
 #include "zoo.hpp"
 
-#include <heed/compiled_engine.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/mpi/compiled_ranks.hpp>
 

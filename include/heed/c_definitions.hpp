@@ -8,7 +8,6 @@
 
 #include <heed/c/dispatch.hpp>
 #include <heed/c/instance.hpp>
-#include <heed/compiled_engine.hpp>
 
 namespace heed_c {
 

@@ -2,12 +2,12 @@
 #pragma once
 
 // forward() and backward() of heed's own variants without their code, for programs that link heed::compiled:
-// including this costs a compiler no more than the variants' headers do. Other calls, such as explain(), take the variants' code
-// from there, too. Ops of your own keep working beside it with <heed/attention.hpp>.
+// including this costs a compiler little more than the variants' headers do. Other calls, such as explain(), take the variants' code
+// and the engine's from there, too. Ops of your own keep working beside it with <heed/attention.hpp>.
 //
 // Cost  a file that calls two variants, forward and backward: see `cmake --build build -t compile_cost`.
 
-#include <heed/engine/door.hpp>
+#include <heed/compiled_engine.hpp>
 #include <heed/variants.hpp>
 
 #include <tuple>

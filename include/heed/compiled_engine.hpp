@@ -2,7 +2,7 @@
 #pragma once
 
 // forward() and backward() of any op without the code of the engine, which knows no op, for programs that link heed::engine (or
-// heed::compiled): a file compiles the formulas of its own ops alone.
+// heed::compiled): a file compiles the formulas of its own ops alone. compiled.hpp brings it.
 //
 // The source files that define these functions are made from this header (cmake/compiled.cmake), so each promise starts with
 // `extern template`. mpi/compiled_ranks.hpp has those of calls over several processes.

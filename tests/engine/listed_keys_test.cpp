@@ -6,7 +6,6 @@
 #include "own_op.hpp"
 
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
 #include <heed/core/random.hpp>
 #include <heed/explain.hpp>
 #include <heed/kv_cache.hpp>

@@ -8,7 +8,6 @@
 
 #include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <functional>

@@ -8,7 +8,6 @@
 
 #include <heed/check/op_problem.hpp>
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
 #include <heed/mpi/compiled_ranks.hpp>
 
 #include <algorithm>

@@ -7,7 +7,6 @@
 #include "../program/words.hpp"
 
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/initialise.hpp>
 #include <heed/models/source_stacks.hpp>

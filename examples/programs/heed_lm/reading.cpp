@@ -4,7 +4,6 @@
 #include "../../zoo/layers.hpp"
 
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
 #include <heed/models/attention_weights.hpp>
 #include <heed/mpi/compiled_ranks.hpp>
 
