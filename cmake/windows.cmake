@@ -24,4 +24,8 @@ set(CMAKE_PREFIX_PATH /usr)
 execute_process(COMMAND x86_64-w64-mingw32-g++-posix -print-file-name=libgomp.a OUTPUT_VARIABLE heed_gomp
                 OUTPUT_STRIP_TRAILING_WHITESPACE)
 set(OpenMP_gomp_LIBRARY "${heed_gomp}" CACHE FILEPATH "")
+# Wine's first start makes its folder, which two programs at once do wrong.
+if(NOT EXISTS "$ENV{HOME}/.wine" AND NOT DEFINED ENV{WINEPREFIX})
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E env WINEDEBUG=-all wine wineboot --init OUTPUT_QUIET ERROR_QUIET)
+endif()
 set(CMAKE_CROSSCOMPILING_EMULATOR "${CMAKE_COMMAND}" -E env WINEDEBUG=-all wine)

@@ -58,12 +58,6 @@ constexpr Index W = heed::kLanes<float>;
   return float(std::ldexp(whole, exponent - 8));  // infinite where it is 2^128
 }
 
-[[nodiscard]] float model_fma(float a, float b, float sum) {
-  const float result =
-      std::fma(without_subnormals(a), without_subnormals(b), without_subnormals(sum));
-  return without_subnormals(result);
-}
-
 [[nodiscard]] float first_of(BfloatPair p) { return std::bit_cast<float>(p.bits << 16); }
 [[nodiscard]] float second_of(BfloatPair p) { return std::bit_cast<float>(p.bits & 0xFFFF0000U); }
 
@@ -79,12 +73,17 @@ template <class Real>
   using Bits = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
   return (std::bit_cast<Bits>(x) & 1) != 0;
 }
-// x + y: exact, or that of the two floats beside it whose last bit is 1. What lies below the normal numbers is 0.
-[[nodiscard]] float model_odd_sum(double x, double y) {
-  double sum = x + y;
-  if (!std::isfinite(sum)) return float(sum);
+// x + y: exact, or that of the two doubles beside it whose last bit is 1.
+[[nodiscard]] double odd_double(double x, double y) {
+  const double sum = x + y;
+  if (!std::isfinite(sum)) return sum;
   const double from_y = sum - x, rest = (x - (sum - from_y)) + (y - from_y);
-  if (rest != 0 && !is_odd(sum)) sum = std::nextafter(sum, rest > 0 ? HUGE_VAL : -HUGE_VAL);
+  return rest == 0 || is_odd(sum) ? sum : std::nextafter(sum, rest > 0 ? HUGE_VAL : -HUGE_VAL);
+}
+// The same of floats. What lies below the normal numbers is 0.
+[[nodiscard]] float model_odd_sum(double x, double y) {
+  const double sum = odd_double(x, y);
+  if (!std::isfinite(sum)) return float(sum);
   if (std::abs(sum) >= 0x1p128) return std::copysign(HUGE_VALF, float(sum));
   if (std::abs(sum) < 0x1p-126) return std::copysign(0.0F, float(sum));
   float nearest = float(sum);
@@ -92,6 +91,12 @@ template <class Real>
   return double(nearest) == sum || is_odd(nearest)
              ? nearest
              : std::nextafter(nearest, std::copysign(HUGE_VALF, nearest));
+}
+
+// a * b + sum, rounded once: std::fma, which overflows too early in mingw's C library.
+[[nodiscard]] float model_fma(float a, float b, float sum) {
+  const double product = double(without_subnormals(a)) * double(without_subnormals(b));
+  return without_subnormals(float(odd_double(product, double(without_subnormals(sum)))));
 }
 
 [[nodiscard]] float model_add(BfloatPair a, BfloatPair b, float sum) {
