@@ -36,8 +36,8 @@ const auto exact_soft = [](long double x) {
   const long double n = std::nearbyint(x / (head + middle)),
                     rest = x - n * head - n * middle - n * tail;
   quarters += int(n);
-  const long double sine = quarters % 2 == 0 ? std::sin(rest) : std::cos(rest);
-  return (quarters & 2) == 0 ? sine : -sine;
+  const long double value = quarters % 2 == 0 ? std::sin(rest) : std::cos(rest);
+  return (quarters & 2) == 0 ? value : -value;
 }
 [[nodiscard]] long double exact_sine(long double x) { return exact_sine_from(x, 0); }
 [[nodiscard]] long double exact_cosine(long double x) { return exact_sine_from(x, 1); }
