@@ -31,6 +31,8 @@ extern template void detail::panel_product<BfloatPair>(Store, Index, Index, int,
                                                        const SegmentedBroadcast<BfloatPair>&,
                                                        const BfloatPair*, Index, float*, Index,
                                                        float*, const float*);
+extern template struct detail::StorageOf<float, StoredRows<float>>;
+extern template struct detail::StorageOf<double, StoredRows<double>>;
 extern template struct detail::StorageOf<float, StoredRows<bfloat16>>;
 extern template struct detail::StorageOf<double, StoredRows<bfloat16>>;
 extern template struct detail::StorageOf<float, StoredRows<half>>;

@@ -27,8 +27,8 @@
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/mask/visible.hpp>
-#include <heed/simd/few_products.hpp>
 #include <heed/simd/instructions.hpp>
+#include <heed/simd/storage.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -143,8 +143,9 @@ class ChoiceRows {
     for (Index j = keys.begin; j < keys.end;) {
       const Index count = std::min({kRun, keys.end - j, page - j % page});
       const DotQuery<Real> of{query_.row(b, h, i), some};
-      row_dots(StoredRows<Real>{key_.row(b, geometry_.kv_head(h), j), key_.strides().row}, count,
-               geometry_.dim_qk, &of, 1);
+      const StoredRows<Real> from{key_.row(b, geometry_.kv_head(h), j), key_.strides().row};
+      StorageOf<Real, StoredRows<Real>>::dots(UntypedRows(from), 0, count, geometry_.dim_qk, &of,
+                                              1);
       std::copy_n(some, count, dots + j);
       j += count;
     }
