@@ -2,8 +2,8 @@
 #pragma once
 
 // forward() and backward() of heed's own variants without their code, for programs that link heed::compiled:
-// including this costs a compiler little more than the variants' headers do. Other calls, such as explain(), take the variants' code
-// and the engine's from there, too. Ops of your own keep working beside it with <heed/attention.hpp>.
+// including this costs a compiler little more than the variants' headers do. Other calls, such as explain(), take the code of the
+// variants and of the engine from there, too. Ops of your own keep working beside it with <heed/attention.hpp>.
 //
 // Cost  a file that calls two variants, forward and backward: see `cmake --build build -t compile_cost`.
 

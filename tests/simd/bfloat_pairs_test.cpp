@@ -93,7 +93,7 @@ template <class Real>
              : std::nextafter(nearest, std::copysign(HUGE_VALF, nearest));
 }
 
-// a * b + sum, rounded once: std::fma, which overflows too early in mingw's C library.
+// a * b + sum, rounded once. It takes no std::fma: mingw's overflows where only a part of the sum does.
 [[nodiscard]] float model_fma(float a, float b, float sum) {
   const double product = double(without_subnormals(a)) * double(without_subnormals(b));
   return without_subnormals(float(odd_double(product, double(without_subnormals(sum)))));

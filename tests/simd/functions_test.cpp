@@ -29,10 +29,9 @@ const auto exact_soft = [](long double x) {
 
 // The sine of x + quarters * pi / 2 for |x| up to 1e5. It is reduced here: mingw's C library takes a pi of 66 bits.
 [[nodiscard]] long double exact_sine_from(long double x, int quarters) {
-  constexpr long double
-      head = 0x1921fb54442dp-44L,
-      middle = 0x308d313198ap-89L,
-      tail = 0x1701b839a25204p-144L;  // pi / 2 is their sum; n * head and n * middle are exact
+  // pi / 2 is the sum of the three; n * head and n * middle are exact.
+  constexpr long double head = 0x1921fb54442dp-44L, middle = 0x308d313198ap-89L,
+                        tail = 0x1701b839a25204p-144L;
   const long double n = std::nearbyint(x / (head + middle)),
                     rest = x - n * head - n * middle - n * tail;
   quarters += int(n);
