@@ -72,6 +72,7 @@ foreach(level IN LISTS heed_c_levels)
   endif()
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
+#include <heed/compiled.hpp>
 
 namespace heed_c {
 const heed_table& table_@name@();

@@ -8,6 +8,7 @@
 
 #include <heed/c/dispatch.hpp>
 #include <heed/c/instance.hpp>
+#include <heed/compiled.hpp>
 
 namespace heed_c {
 

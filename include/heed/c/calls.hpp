@@ -11,10 +11,11 @@
 
 #include <heed/c/mask.hpp>
 #include <heed/c/parameters.hpp>
-#include <heed/compiled.hpp>
 #include <heed/engine/checks.hpp>
+#include <heed/engine/door.hpp>
 #include <heed/engine/hvp.hpp>
 #include <heed/engine/packed_doors.hpp>
+#include <heed/variants.hpp>
 
 #include <array>
 #include <memory>

@@ -2,7 +2,7 @@
 #pragma once
 
 // The functions of c.h for the instruction set that this file is compiled for and for the variants of a List (c/calls.hpp), as a
-// table. The code of heed's own variants is in heed::compiled (compiled.hpp), which must be linked for these.
+// table. A file that lists heed's own variants and links heed::compiled includes compiled.hpp besides.
 
 #include <heed/c/caches.hpp>
 #include <heed/c/calls.hpp>
