@@ -280,7 +280,9 @@ def command_of(row, copy):
     if program in copy.targets and case_of(row):
         return program, [copy.build / "bin" / program, re.sub(r"([,\[])", r"\\\1", case_of(row))]
     target = program if program in copy.targets else TARGETS.get(name)
-    return target, ["ctest", "--test-dir", copy.build, "-R", f"^{name}$", "--no-tests=error"]
+    mistakes = re.search(r"`, mistakes? (\d+)(?: and (\d+))?", row.test)
+    only = ["env", "HEED_MISTAKES=" + ";".join(filter(None, mistakes.groups()))] if mistakes else []
+    return target, [*only, "ctest", "--test-dir", copy.build, "-R", f"^{name}$", "--no-tests=error"]
 
 
 def noticed_in_part(row, copy, program, command, seconds):
